@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urljoin
 
-from headrace.frontend.media.addresses import Forbidden, Target, check_address, parse_url
+from headrace.frontend.media.addresses import PORTS, Forbidden, Target, check_address, parse_url
 from headrace.frontend.media.client import FetchedBody, FetchFailed, get
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -33,6 +33,7 @@ class FetchLimits:
     redirects: int = 3
     domains: Sequence[str] = ()
     private: bool = False
+    any_port: bool = False  # fetch from ports other than those of the web, too
 
 
 def system_resolver(executor: Executor) -> Resolve:
@@ -68,8 +69,13 @@ class Fetcher:
         Raises Forbidden, FetchFailed, TimeoutError.
         """
         async with asyncio.timeout(self._limits.timeout_s), self._places:
+            scheme = ""
             for _ in range(self._limits.redirects + 1):
                 target = parse_url(url, self._limits.domains)
+                self._check_port(target)
+                if scheme == "https" and target.scheme == "http":
+                    raise Forbidden(f"a redirect from https to http, to {target.host}, is not followed")
+                scheme = target.scheme
                 answer = await self._get(target, check_start)
                 if answer.status == 200:
                     return answer.body()
@@ -79,6 +85,11 @@ class Fetcher:
                     raise FetchFailed(f"{target.host} redirects to nowhere")
                 url = urljoin(url, answer.headers["location"])
             raise FetchFailed(f"more than {self._limits.redirects} redirects")
+
+    def _check_port(self, target: Target) -> None:
+        """Raise Forbidden for a port that is none of the web's, or requests could be used to scan the ports of others."""
+        if target.port not in PORTS.values() and not self._limits.any_port:
+            raise Forbidden(f"port {target.port} of {target.host} is not fetched from, only 80 and 443")
 
     async def _get(self, target: Target, check_start: Callable[[bytes], None]) -> FetchedBody:
         tls = (self._tls_context or await asyncio.to_thread(_tls)) if target.scheme == "https" else None

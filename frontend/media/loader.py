@@ -54,6 +54,7 @@ class MediaLoader:
             redirects=settings.media_redirects,
             domains=tuple(settings.media_domains),
             private=settings.media_private,
+            any_port=bool(settings.media_domains) or settings.media_private,  # an operator knows the domains that he names
         )
         self._fetcher = Fetcher(limits, resolve or system_resolver(names), at_once=settings.media_fetches)
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import ssl
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.frontend.errors import BadRequest
 from headrace.frontend.media.addresses import Forbidden
 from headrace.frontend.media.client import FetchFailed, TooLarge
 from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve
+from headrace.frontend.media.loader import MediaLoader
+from headrace.frontend.media.parts import MediaPart
+from headrace.frontend.settings import FrontendSettings
+from tests.support.certificates import write_certificate
 from tests.support.frontend.media_server import PNG, Play, answer, names, web_server
 
 
@@ -21,7 +28,7 @@ async def no_names(host: str, port: int) -> Sequence[str]:
 
 
 def fetcher(resolve: Resolve = no_names, *, at_once: int = 4, **limits: Any) -> Fetcher:
-    wishes: dict[str, Any] = {"max_bytes": 1000, "timeout_s": 5.0, "private": True, **limits}
+    wishes: dict[str, Any] = {"max_bytes": 1000, "timeout_s": 5.0, "private": True, "any_port": True, **limits}
     return Fetcher(FetchLimits(**wishes), resolve, at_once=at_once)
 
 
@@ -218,7 +225,7 @@ class Lenient(Fetcher):
     ],
 )
 async def test_a_redirect_to_a_private_address_is_not_followed(location: str) -> None:
-    limits = FetchLimits(max_bytes=1000, timeout_s=5.0)
+    limits = FetchLimits(max_bytes=1000, timeout_s=5.0, any_port=True)
     resolve = names({"inner.example": ["10.0.0.8"]})
     async with web_server(answer(b"", f"Location: {location}", status="302 Found")) as web:
         with pytest.raises(Forbidden):
@@ -256,3 +263,50 @@ async def test_a_redirect_out_of_the_allowed_domains_is_not_followed() -> None:
         fetching = fetcher(names({"ours.example": ["127.0.0.1"]}), domains=("ours.example",))
         with pytest.raises(Forbidden, match="elsewhere"):
             await fetching.fetch(f"http://ours.example:{web.port}/", lambda start: None)
+
+
+async def test_only_ports_of_the_web_are_fetched_from() -> None:
+    """Otherwise requests could be used to scan the ports of others."""
+    for url in ("http://pictures.example:22/a.png", "https://8.8.8.8:8443/a.png"):
+        with pytest.raises(Forbidden, match="only 80 and 443"):
+            await fetcher(private=False, any_port=False).fetch(url, lambda start: None)  # and the name is not looked up
+
+    async def nowhere(host: str, port: int) -> Sequence[str]:
+        raise OSError
+
+    with pytest.raises(FetchFailed, match="cannot be resolved"):
+        await fetcher(nowhere, any_port=False).fetch("http://pictures.example:443/a.png", lambda start: None)
+
+
+@pytest.mark.parametrize(("domains", "code"), [([], "media_forbidden"), (["pictures.example"], "media_unreachable")])
+async def test_an_operator_who_names_domains_may_have_any_port(domains: list[str], code: str) -> None:
+    async def nowhere(host: str, port: int) -> Sequence[str]:
+        raise OSError
+
+    loader = MediaLoader(FrontendSettings(media_domains=domains), resolve=nowhere)
+    part = MediaPart("image", "http://pictures.example:8080/a.png", "messages[0]")
+    with pytest.raises(BadRequest) as refused:
+        await loader.load([part])
+    assert refused.value.code == code
+
+
+async def test_a_redirect_from_https_to_http_is_not_followed(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path)
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    async with web_server(answer()) as plain:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer(b"", f"Location: {plain.url}/a.png", status="302 Found"))
+            writer.close()
+
+        secure = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=served)
+        async with secure:
+            port = secure.sockets[0].getsockname()[1]
+            limits = FetchLimits(max_bytes=1000, timeout_s=5.0, private=True, any_port=True)
+            fetching = Fetcher(limits, no_names, at_once=1, tls=trusting)
+            with pytest.raises(Forbidden, match="from https to http"):
+                await fetching.fetch(f"https://127.0.0.1:{port}/a.png", lambda start: None)
+        assert plain.heads == []
