@@ -15,7 +15,9 @@ from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
+from headrace.broker.ingress.story_book import StoryBook
 from headrace.broker.messages import CancelJob, Carrying, Check, Claim, Done, Frame, JobEvents, SuspicionQuery
+from headrace.broker.messages.stories import Stories, TellStories
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.ports import Message
 
@@ -33,6 +35,7 @@ class IngressInbox:
         claims: ClaimDecider,
         canceller: Canceller,
         decisions: Decisions,
+        stories: StoryBook,
     ) -> None:
         self._judge = judge
         self._open = open_jobs
@@ -40,6 +43,7 @@ class IngressInbox:
         self._claims = claims
         self._canceller = canceller
         self._decisions = decisions
+        self._stories = stories
         self.carrying: Callable[[str, str], bool] = lambda _job, _nonce: (
             False
         )  # set by the carrier of stored jobs, if there is one
@@ -67,6 +71,7 @@ class IngressInbox:
         for event in events:
             self._judge.on_event(event)
             self._decisions.on_event(event)
+            self._stories.on_event(event)
             if event.kind == "started" and (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
                 job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
@@ -86,6 +91,8 @@ class IngressInbox:
             self._outbox.reply(message.reply, self._judge.on_check(control, self._loop.time()))
         elif isinstance(control, Carrying):
             self._outbox.reply(message.reply, Done(ok=self.carrying(control.job, control.nonce)))
+        elif isinstance(control, TellStories):
+            self._outbox.reply(message.reply, Stories(stories=self._stories.tell(control.name)))
         elif isinstance(control, CancelJob):
             self._outbox.reply(message.reply, Done(ok=self._canceller.withdraw(control.name, control.tenant) > 0))
         else:

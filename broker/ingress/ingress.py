@@ -23,6 +23,7 @@ from headrace.broker.ingress.poison_letters import PoisonLetters
 from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.ingress.row_dispatch import RowDispatcher
 from headrace.broker.ingress.spill_store import SpillStore
+from headrace.broker.ingress.story_book import StoryBook
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.ingress.submitter import Submitter
 from headrace.broker.ingress.timers import IngressTimers
@@ -110,7 +111,8 @@ class Ingress:
         )
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
-        self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions)
+        self._stories = StoryBook(self.id)
+        self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions, self._stories)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
         self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
         self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace)
@@ -255,7 +257,8 @@ class Ingress:
         record.recorder = recorder
         if resume is not None:
             record.restore(resume)
-        stream.journey = Journey(record, now)
+        stream.journey = Journey(record, now, self._stories)
+        self._stories.begin(job, record, wall)
         if job.explain:
             self._decisions.expect(job.id)
         self._judge.open(record)
@@ -266,6 +269,7 @@ class Ingress:
             stored = await self._submitter.publish(job, body, resume)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
+            self._stories.drop(job.id)
             self._judge.close(job.id, None)
             self._open.remove(job.id)
             self._spills.forget(job.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.broker.ingress.story_book import StoryBook
+from headrace.broker.messages import JobFault
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.resume import GENERATION
 
@@ -9,9 +11,11 @@ from headrace.broker.protocol.resume import GENERATION
 class Journey:
     """Collects what an ingress hears of one request anyway. Times are those of its event loop."""
 
-    __slots__ = ("_record", "_runs", "_submitted_s", "queue_s")
+    __slots__ = ("_book", "_record", "_runs", "_submitted_s", "queue_s")
 
-    def __init__(self, record: JobRecord, submitted_s: float) -> None:
+    def __init__(self, record: JobRecord, submitted_s: float, book: StoryBook | None = None) -> None:
+        """`book` is told of the end."""
+        self._book = book
         self._record = record
         self._submitted_s = submitted_s
         self._runs: list[tuple[int, str]] = []  # attempt, worker
@@ -22,6 +26,11 @@ class Journey:
         if self.queue_s is None:
             self.queue_s = now_s - self._submitted_s
         self._runs.append((attempt, worker))
+
+    def ended(self, fault: JobFault | None) -> None:
+        """Note the end: a fault or, None, an answer."""
+        if self._book is not None:
+            self._book.end(self._record.id, fault)
 
     @property
     def workers(self) -> list[str]:

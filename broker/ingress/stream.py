@@ -119,6 +119,8 @@ class JobStream:
         """End the stream after the rows it has; `fault` is raised to the reader then."""
         self._ended = True
         self._fault = fault
+        if self.journey is not None:
+            self.journey.ended(fault)
         if self._sink is not None and self._rows:
             self._dispatcher.add(self, last=True)  # the rows are delivered before the end is
             return

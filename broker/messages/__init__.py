@@ -98,6 +98,7 @@ from headrace.broker.messages.requests import (
     Sampling,
     Spill,
 )
+from headrace.broker.messages.stories import Stories, Story, StoryEvent, TellStories
 
 __all__ = [
     "HEADER_ATTEMPT",
@@ -190,9 +191,13 @@ __all__ = [
     "SinceItem",
     "Sleep",
     "Spill",
+    "Stories",
+    "Story",
+    "StoryEvent",
     "StreamEntry",
     "Suspicion",
     "SuspicionQuery",
+    "TellStories",
     "Text",
     "TokenLogprob",
     "UnloadAdapter",

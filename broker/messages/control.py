@@ -19,6 +19,7 @@ from headrace.broker.messages.base import (
     Tokens,
 )
 from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.stories import TellStories
 
 Verdict = Literal["go", "wait", "stale", "unknown"]
 
@@ -137,7 +138,7 @@ class Carrying(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field=
     nonce: str = ""  # the asker's delivery: of two carriers that check the job at once, the one with the higher nonce has it
 
 
-IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob | Carrying
+IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob | Carrying | TellStories
 
 
 # To a worker; one way unless the docstring names an answer:

@@ -25,6 +25,7 @@ from headrace.cli.keys import add_keys
 from headrace.cli.logins import add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
+from headrace.cli.trace import add_trace
 from headrace.commands.groups import show_help
 from headrace.errors import EXIT_FAILURE, CommandError
 from headrace.fast_imports import import_patiently, import_structlog
@@ -83,6 +84,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "router": ("run a router, or ask the routers", add_router),
     "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
+    "trace": ("tell what happened to a request, when, where and why", add_trace),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
     "init": ("make the logins of a deployment for a nats-server of your own", add_init),

@@ -91,6 +91,13 @@ ADAPTER = """examples:
 Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if it was started with some or with
 --engine-arg enable_lora=true (and max_loras, max_lora_rank). They are gone when the worker's process ends."""
 
+TRACE = """examples:
+  headrace trace chatcmpl-5f0c2a          the id of an answer, or of the request in the log
+  headrace trace my-request-7 --json      what the client sent as x-request-id
+
+Frontends remember their open requests and the last 4,096 that ended, routers why they placed one. Of older requests, and
+after a restart of the frontend, the stored records of placements are shown (two days)."""
+
 DRAIN = """example:
   headrace worker drain worker-1 --grace 120 --nats nats://broker:4222
 

@@ -21,6 +21,7 @@ from headrace.broker.codec import (
 )
 from headrace.broker.errors import WireError
 from headrace.broker.ingress.inbox import IngressInbox
+from headrace.broker.ingress.story_book import StoryBook
 from headrace.broker.messages import Envelope, Finish, Frame, KvMessage, LoadReport, Pooling, Record, Row, StreamEntry
 from headrace.broker.messages.prefill import PrefillJob
 from headrace.broker.models.cards import ModelCard
@@ -159,7 +160,7 @@ class Claims:
 
 async def test_an_ingress_reads_on_behind_messages_of_any_content() -> None:
     parts = Parts()
-    inbox = IngressInbox(parts.judge, parts.open, parts.outbox, Claims(), Canceller(), Decisions())  # type: ignore[arg-type]
+    inbox = IngressInbox(parts.judge, parts.open, parts.outbox, Claims(), Canceller(), Decisions(), StoryBook("i"))  # type: ignore[arg-type]
     whole = poison.plain(poison.frames()[0])
     for data in [*poison.RUBBISH, *(d for record in poison.frames() for d in poison.mutations(record))]:
         inbox.on_frame(Message("hr.out.j", data, "", None))
