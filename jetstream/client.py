@@ -24,7 +24,7 @@ from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_err
 from headrace.jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
-from headrace.jetstream.objects import ObjectStore
+from headrace.jetstream.objects.store import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
 from headrace.jetstream.pull import PullOptions, StreamPull
 from headrace.jetstream.specs import consumer_config

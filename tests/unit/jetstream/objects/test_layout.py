@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jetstream.object_layout import (
+from headrace.jetstream.objects.layout import (
     INDEX,
     ObjectInfo,
     ObjectSubjects,

@@ -17,8 +17,8 @@ import structlog
 
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
-from headrace.jetstream.object_layout import NAME_HEADER, ObjectInfo, ObjectSubjects, decode_name, stored_now
-from headrace.jetstream.object_writer import ChunkWriter, purge_chunks, write_description
+from headrace.jetstream.objects.layout import NAME_HEADER, ObjectInfo, ObjectSubjects, decode_name, stored_now
+from headrace.jetstream.objects.writer import ChunkWriter, purge_chunks, write_description
 from headrace.jetstream.ports import StoredMessage, StoredObject
 
 log = structlog.get_logger(__name__)

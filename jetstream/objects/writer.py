@@ -19,7 +19,7 @@ from headrace.jetstream.core import wire
 from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, ObjectError, RequestTimeout
-from headrace.jetstream.object_layout import (
+from headrace.jetstream.objects.layout import (
     CHUNK,
     INDEX,
     NAME_HEADER,
