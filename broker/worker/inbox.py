@@ -29,6 +29,7 @@ from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillD
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.run import RunState
+from headrace.broker.worker.operating.command_audit import note_command
 from headrace.broker.worker.operating.operator_commands import Inspector, OperatorCommands
 from headrace.broker.worker.reply import reply
 from headrace.broker.worker.run_lifecycle import RunLifecycle
@@ -153,6 +154,8 @@ class WorkerInbox:
             metrics.MALFORMED.labels("control").inc()
             log.error("control.malformed", error=str(error))
             return
+        if isinstance(control, Drain | SetRole | LoadAdapter | UnloadAdapter):
+            note_command(self._state, control)
         answer = self._handlers[type(control)](control, message.reply)
         if answer is not None:
             reply(self._messaging, message.reply, answer)

@@ -89,7 +89,7 @@ class WorkerSession:
         role_change = RoleChange(state, withdrawal, set_role=engine.set_role)
         adapters = AdapterChanges(deps, state, lease, runs, engine.adapters)
         self.commands = OperatorCommands(deps, state, self._drainer, role_change, adapters, tasks)
-        self._admin_inbox = AdminInbox(deps, WorkerOperations(deps, state, withdrawal, engine.operations), tasks)
+        self._admin_inbox = AdminInbox(deps, state, WorkerOperations(deps, state, withdrawal, engine.operations), tasks)
         self._judge_inbox = JudgeInbox(state, runs, outbox)
         prefill_inbox = PrefillInbox(self.prefill_client, prefill)
         inspector = Inspector(state, lease, engine.kv, prefill)

@@ -7,9 +7,10 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode_worker_command
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Done, Inspection, LoadAdapter, Operated, UnloadAdapter, WorkerCommand
+from headrace.broker.messages import CheckHealth, Done, Inspection, LoadAdapter, Operated, UnloadAdapter, WorkerCommand
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.operating.adapters import AdapterChanges
+from headrace.broker.worker.operating.command_audit import note_command
 from headrace.broker.worker.operating.drain import Drainer
 from headrace.broker.worker.operating.operations import WorkerOperations
 from headrace.broker.worker.operating.role_change import RoleChange
@@ -80,8 +81,9 @@ class OperatorCommands:
 class AdminInbox:
     """Takes operators' commands from a worker's own subject for them, and begins each in `tasks`, once that is open."""
 
-    def __init__(self, deps: WorkerDeps, operations: WorkerOperations, tasks: TaskScope) -> None:
+    def __init__(self, deps: WorkerDeps, state: WorkerState, operations: WorkerOperations, tasks: TaskScope) -> None:
         self._messaging = deps.messaging
+        self._state = state
         self._operations = operations
         self._tasks = tasks
 
@@ -95,6 +97,8 @@ class AdminInbox:
             reply(self._messaging, message.reply, Operated(ok=False, message=str(error)))
             return
         if self._tasks.is_open:
+            if not isinstance(command, CheckHealth):
+                note_command(self._state, command)
             self._tasks.spawn(self._do(command, message.reply))
 
     async def _do(self, command: WorkerCommand, reply_to: str) -> None:

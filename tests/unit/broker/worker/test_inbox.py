@@ -5,10 +5,24 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import Abort, Answers, Cancel, Done, Drain, Inspect, Inspection, KvDump, Ping, RunRef, RunVerdict
-from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState
+from headrace.broker.messages import (
+    Abort,
+    Answers,
+    Cancel,
+    Done,
+    Drain,
+    Inspect,
+    Inspection,
+    KvDump,
+    LoadAdapter,
+    Ping,
+    RunRef,
+    RunVerdict,
+)
+from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
 from headrace.broker.worker.operating.operator_commands import Inspector
@@ -117,3 +131,26 @@ async def test_a_cancellation_drops_every_run_and_is_remembered() -> None:
     judges.on_cancel(Message("c", b"\xc1"))
     assert world.dropped == [("q", 1, "cancelled"), ("q", 2, "cancelled")]
     assert "other" in one.tombstones
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (Drain(grace_s=3.0), {"command": "drain", "grace_s": 3.0}),
+        (SetRole(role="decode"), {"command": "set_role", "role": "decode"}),
+        (LoadAdapter(name="a", source="https://user:secret@host/a"), {"command": "load_adapter", "name": "a"}),
+        (Inspect(), None),
+        (Ping(), None),
+    ],
+)
+def test_commands_that_change_the_worker_are_in_the_audit_log(message: Any, said: dict[str, Any] | None) -> None:
+    with capture_logs() as logged:
+        inbox(World(), state()).on_control(Message("c", encode(message), "back"))
+    lines = [line for line in logged if line["event"] == "audit.worker_command"]
+    if said is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert said.items() <= line.items()
+        assert {"worker", "pool", "model"} <= line.keys()
+        assert "secret" not in str(line)
