@@ -179,6 +179,7 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.scan("REQ", "MOVED")
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
     book.tell("ctl.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
+    book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
     book.hear("out.*", "ctl.*", "ev.*", "quota.open", "cancel.jobs")
     book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
     book.record("members", "ingress.*", "worker.*.*")
@@ -235,7 +236,7 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.record("models", book.pool)
     book.look_up("models")
     book.keep("models")
-    book.fetch("spill")
+    book.fetch("spill", "adapters")
     book.fetch("adapters")
     book.keep("results")  # answers that are too large for a frame
 

@@ -64,9 +64,10 @@ class AdapterClient:
     ) -> list[AdapterReply]:
         """Send a command to workers concurrently. A worker that fails or does not answer is a reply that is not `ok`."""
 
-        async def one(worker: str) -> AdapterReply:
+        async def one(member: WorkerMember) -> AdapterReply:
+            worker, subject = member.worker, self._subjects.operate_worker(member.pool, member.worker)
             try:
-                data = await self._messaging.request(self._subjects.control(worker), encode(command), timeout_s=timeout_s)
+                data = await self._messaging.request(subject, encode(command), timeout_s=timeout_s)
                 answer = decode(Done, data)
             except NoResponder:
                 return AdapterReply(worker, False, f"worker {worker} has just left, or cannot reach the NATS server")
@@ -76,7 +77,7 @@ class AdapterClient:
                 return AdapterReply(worker, False, str(error))
             return AdapterReply(worker, answer.ok, answer.message)
 
-        return await asyncio.gather(*(one(member.worker) for member in workers))
+        return await asyncio.gather(*(one(member) for member in workers))
 
 
 def _check(name: str) -> None:

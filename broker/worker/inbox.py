@@ -40,6 +40,9 @@ from headrace.jetstream.ports import Message
 
 log = structlog.get_logger()
 
+OPERATORS = (Drain, SetRole, LoadAdapter, UnloadAdapter)
+"""Messages that only an operator may send: they come to a subject of their own, which workers may not publish to."""
+
 
 class JudgeInbox:
     """Applies the words of judges and clients to the runs of one worker."""
@@ -154,8 +157,26 @@ class WorkerInbox:
             metrics.MALFORMED.labels("control").inc()
             log.error("control.malformed", error=str(error))
             return
-        if isinstance(control, Drain | SetRole | LoadAdapter | UnloadAdapter):
-            note_command(self._state, control)
+        if isinstance(control, OPERATORS):
+            metrics.MALFORMED.labels("control").inc()
+            log.warning("command.refused", kind=type(control).__name__, reason="it did not come to the subject of commands")
+            reply(self._messaging, message.reply, Done(ok=False, message="commands are taken at the subject of commands only"))
+            return
+        self._handle(control, message)
+
+    def on_operator(self, message: Message) -> bool:
+        """Handle a message that came to the subject of operators' commands. Returns False if it is none of those here."""
+        try:
+            control = decode_worker_control(message.data)
+        except WireError:
+            return False
+        if not isinstance(control, OPERATORS):
+            return False
+        note_command(self._state, control)
+        self._handle(control, message)
+        return True
+
+    def _handle(self, control: Record, message: Message) -> None:
         answer = self._handlers[type(control)](control, message.reply)
         if answer is not None:
             reply(self._messaging, message.reply, answer)

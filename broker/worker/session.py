@@ -47,6 +47,7 @@ from headrace.broker.worker.trial import Trial
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Message
 from headrace.jetstream.tasks import TaskScope
 
 
@@ -138,13 +139,17 @@ class WorkerSession:
         self.members.on_change(self.state.changed)
         self.members.on_change(self._janitor.wake)
 
+    def _on_operator(self, message: Message) -> None:
+        if not self._inbox.on_operator(message):
+            self._admin_inbox.on_command(message)
+
     async def run(self) -> None:
         """Serve until `drain` or `engine_died` is through, or until cancelled."""
         messaging, subjects = self._deps.messaging, self._deps.subjects
         await self._consumers.ensure()
         messaging.on_reconnect(self._consumers.ensure)
         await messaging.subscribe(subjects.control(self.state.worker), self._inbox.on_control)
-        await messaging.subscribe(subjects.operate_worker(self.state.pool, self.state.worker), self._admin_inbox.on_command)
+        await messaging.subscribe(subjects.operate_worker(self.state.pool, self.state.worker), self._on_operator)
         await messaging.subscribe(subjects.find(self.state.pool), self._inbox.on_control)
         await messaging.subscribe(subjects.cancel(self.state.pool), self._judge_inbox.on_cancel)
         async with self._tasks:

@@ -104,9 +104,10 @@ async def _tell(messaging: Messaging, names: Subjects, wanted: str, command: Rec
 
     Raises CommandError when there is no such worker, or when it refuses or does not answer.
     """
-    worker = find_worker(wanted, await live_workers(messaging, names)).worker
+    member = find_worker(wanted, await live_workers(messaging, names))
+    worker, subject = member.worker, names.operate_worker(member.pool, member.worker)
     try:
-        answer = decode(Done, await messaging.request(names.control(worker), encode(command), timeout_s=timeout_s))
+        answer = decode(Done, await messaging.request(subject, encode(command), timeout_s=timeout_s))
     except NoResponder:
         raise StartFailed(f"worker {worker} does not answer: it has just left, or cannot reach the NATS server") from None
     except RequestTimeout:

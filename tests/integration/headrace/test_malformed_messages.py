@@ -148,6 +148,7 @@ def test_no_message_on_a_core_subject_ends_its_reader(running: RunningUp) -> Non
             (NAMES.out(target.ingress), poison.frames()),
             (NAMES.control(target.ingress), poison.ingress_controls()),
             (NAMES.control(target.worker), poison.worker_controls()),
+            (NAMES.operate_worker(target.pool, target.worker), poison.worker_controls()),
             (NAMES.control(target.router), poison.router_controls()),
             (NAMES.find(pool), poison.worker_controls()),
             (NAMES.events(pool), poison.events()),

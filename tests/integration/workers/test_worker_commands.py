@@ -49,7 +49,8 @@ async def _worker(
         if (said := answer(asked[-1])) is not None:
             connection.send(message.reply, encode(said))
 
-    await connection.subscribe(subjects.control(worker), on_message)
+    for subject in (subjects.control(worker), subjects.operate_worker("p", worker)):
+        await connection.subscribe(subject, on_message)
     await connection.bucket(subjects.bucket("members")).put(subjects.worker_key("p", worker), encode(member))
     return asked
 

@@ -97,7 +97,8 @@ async def answered(served: Ingress, connection: Connection, subjects: Subjects, 
             if move and len(texts) > 60:
                 move = False
                 name = await busy(connection, subjects)
-                await connection.request(subjects.control(name), encode(Drain(grace_s=0.0)), timeout_s=5.0)
+                pool = served.models.get("m").card.pool
+                await connection.request(subjects.operate_worker(pool, name), encode(Drain(grace_s=0.0)), timeout_s=5.0)
     assert fin is not None
     return said(parts_of([*texts, fin.tail])), fin
 

@@ -15,6 +15,8 @@ OWN, OTHER = "pool-a", "pool-b"
 LOGINS = [Login(role, "acme" if role == "batch" else OWN if role in ("worker", "router") else "") for role in ROLES]
 NOT_OPERATOR = [login for login in LOGINS if login.role != "operator"]
 
+OPERATORS_ONLY = {"KV_hr_keys", "OBJ_hr_adapters"}  # that no part writes
+
 by_login = pytest.mark.parametrize("login", NOT_OPERATOR, ids=lambda login: login.name)
 
 
@@ -100,6 +102,13 @@ def test_only_an_ingress_hears_answers_and_only_a_worker_gives_them(login: Login
 
 
 @by_login
+def test_no_worker_commands_a_worker(login: Login) -> None:
+    subject = TOPOLOGY.subjects.operate_worker(OWN, "w1")
+    assert allowed(published(login), subject) == (login.role in ("ingress", "router", "planner"))
+    assert allowed(heard(login), subject) == (login.role == "worker")
+
+
+@by_login
 def test_only_an_operator_writes_keys_and_only_an_ingress_reads_them(login: Login) -> None:
     assert not allowed(published(login), "$KV.hr_keys.k1")
     assert allowed(published(login), f"{PARTS_API}.STREAM.MSG.GET.KV_hr_keys") == (login.role == "ingress")
@@ -152,4 +161,4 @@ def test_every_stream_is_written_by_a_part_and_none_by_nobody() -> None:
             for login in NOT_OPERATOR
             if any(overlap(pattern, subject) for pattern in published(login) for subject in spec.subjects)
         }
-        assert bool(writers) == (spec.name != "KV_hr_keys"), (spec.name, writers)
+        assert bool(writers) == (spec.name not in OPERATORS_ONLY), (spec.name, writers)

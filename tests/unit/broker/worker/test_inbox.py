@@ -21,6 +21,7 @@ from headrace.broker.messages import (
     Ping,
     RunRef,
     RunVerdict,
+    UnloadAdapter,
 )
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
 from headrace.broker.protocol.run import Run
@@ -71,7 +72,6 @@ def test_every_kind_of_control_message_has_a_handler() -> None:
     ("message", "answer"),
     [
         (Ping(), Done()),
-        (Drain(grace_s=3.0), Done(message="0 runs to finish")),
         (KvDump(), Done(ok=False, message="worker w publishes no cache events")),
         (Inspect(), Inspection(component="w", runs=[], states={}, lease_held=True, draining=False)),
         (PrefillCheck(job="j"), PrefillState(state="unknown")),
@@ -92,10 +92,30 @@ def test_who_does_not_wait_is_not_answered(message: Any) -> None:
     assert world.sent == []
 
 
-def test_a_drain_is_begun_with_its_grace_period() -> None:
+def test_a_drain_is_begun_with_its_grace_period_and_answered() -> None:
     world = World()
-    inbox(world, state()).on_control(Message("c", encode(Drain(grace_s=3.0))))
+    assert inbox(world, state()).on_operator(Message("adm", encode(Drain(grace_s=3.0)), "back"))
     assert world.drains == [3.0]
+    assert [decode(Done, data) for _, data in world.sent] == [Done(message="0 runs to finish")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [Drain(grace_s=3.0), SetRole(role="decode"), LoadAdapter(name="a", source="/a"), UnloadAdapter(name="a", grace_s=1.0)],
+)
+def test_a_command_that_comes_where_workers_and_judges_write_is_refused(command: Any) -> None:
+    world = World()
+    inbox(world, state()).on_control(Message("c", encode(command), "back"))
+    assert world.drains == []
+    ((_, data),) = world.sent
+    assert not decode(Done, data).ok
+
+
+@pytest.mark.parametrize("data", [encode(Ping()), encode(Abort(runs=[RunRef("q", 1, 1)])), b"\xc1"])
+def test_what_is_no_command_is_left_to_others_at_the_subject_of_commands(data: bytes) -> None:
+    world = World()
+    assert not inbox(world, state()).on_operator(Message("adm", data, "back"))
+    assert world.sent == []
 
 
 def two_runs() -> tuple[WorkerState, Run, Run]:
@@ -145,7 +165,7 @@ async def test_a_cancellation_drops_every_run_and_is_remembered() -> None:
 )
 def test_commands_that_change_the_worker_are_in_the_audit_log(message: Any, said: dict[str, Any] | None) -> None:
     with capture_logs() as logged:
-        inbox(World(), state()).on_control(Message("c", encode(message), "back"))
+        inbox(World(), state()).on_operator(Message("adm", encode(message), "back"))
     lines = [line for line in logged if line["event"] == "audit.worker_command"]
     if said is None:
         assert lines == []
