@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.cli.adapters import add_adapter
 from headrace.cli.chaos import add_chaos
+from headrace.cli.chat import add_chat
 from headrace.cli.command_parser import CommandParser
 from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
@@ -79,6 +80,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "up": ("run a whole deployment on this machine", add_up),
     "demo": ("see an answer survive the worker that writes it, in 15 seconds", add_demo),
+    "chat": ("talk to a served model in the terminal", add_chat),
     "frontend": ("run an HTTP frontend", add_frontend),
     "worker": ("run an engine worker, or ask or tell running ones", add_worker),
     "router": ("run a router, or ask the routers", add_router),

@@ -91,6 +91,15 @@ ADAPTER = """examples:
 Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if it was started with some or with
 --engine-arg enable_lora=true (and max_loras, max_lora_rank). They are gone when the worker's process ends."""
 
+CHAT = """examples:
+  headrace chat
+  headrace chat --model Qwen/Qwen3-0.6B --system 'Answer in one sentence.'
+  headrace chat 'Why is the sky blue?'
+  git diff | headrace chat 'Write a commit message:'
+
+Lines that begin with / are commands: /help lists them. Ctrl-C ends an answer, Ctrl-D the chat. Without a terminal one answer
+is printed. A key is read from HEADRACE_API_KEY."""
+
 TRACE = """examples:
   headrace trace chatcmpl-5f0c2a          the id of an answer, or of the request in the log
   headrace trace my-request-7 --json      what the client sent as x-request-id

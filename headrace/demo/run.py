@@ -8,9 +8,9 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
+from headrace.chat.streamed_answer import Answer, NoAnswer, ask
 from headrace.demo.deployment import MODEL, DemoDeployment
 from headrace.demo.screen import Colour, Screen
-from headrace.demo.streamed_answer import Answer, NoAnswer, ask
 from headrace.demo.verdict import Death, Verdict, judge
 from headrace.errors import EXIT_FAILURE, EXIT_OK
 from headrace.logs import wants_colour

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from headrace.demo.streamed_answer import Answer
+from headrace.chat.streamed_answer import Answer
 
 ON_THE_WAY = 5  # most pieces that a worker can have sent and the client not read when it dies
 

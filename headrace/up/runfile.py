@@ -35,6 +35,7 @@ class RunningDeployment:
     nats_context: str | None
     prefix: str
     namespace: str
+    url: str | None = None  # of the frontend
 
     @property
     def alive(self) -> bool:
@@ -65,6 +66,7 @@ def read_run_file(data_dir: Path) -> RunningDeployment | None:
             nats_context=found["nats"].get("context"),
             prefix=str(found["prefix"]),
             namespace=str(found["namespace"]),
+            url=found.get("url"),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.demo.streamed_answer import Answer
+from headrace.chat.streamed_answer import Answer
 from headrace.demo.verdict import Death, judge
 
 DEATH = Death(worker="worker-1", pid=7, seen=3)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace.demo.streamed_answer import Answer, NoAnswer, ask, read_events
+from headrace.chat.streamed_answer import Answer, NoAnswer, ask, read_events
 
 
 def lines(*events: object, done: bool = True) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""Chats with a running deployment in the terminal, over its HTTP interface."""
