@@ -74,7 +74,7 @@ class FailedDeliveries:
             attempt, history = parse_job_headers(delivery.headers)
             letter = DeadLetter(envelope=envelope, reason=why, attempt=attempt, history=history, at=self._wall())
             refusal = Refuse(id=envelope.id, attempt=attempt, fault=fault_of_failure(error))
-            self._messaging.send(self._subjects.control(envelope.judge), encode(refusal))
+            self._messaging.send(self._subjects.judge(envelope.judge), encode(refusal))
             self._messaging.send(self._subjects.dlq(self._pool), encode(letter))
             delivery.ack()
         except (WireError, JetStreamError, UnicodeError):  # no request, or one that leaves no room for the rest of a letter

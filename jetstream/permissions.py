@@ -178,9 +178,9 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.tell(*(f"req.*.{request_class}.*" for request_class in REQUEST_CLASSES))
     book.scan("REQ", "MOVED")
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
-    book.tell("ctl.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
+    book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
     book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
-    book.hear("out.*", "ctl.*", "ev.*", "quota.open", "cancel.jobs")
+    book.hear("out.*", "judge.*", "ev.*", "quota.open", "cancel.jobs")
     book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
     book.record("members", "ingress.*", "worker.*.*")
     book.record("state", "*", "*.*", "*.*.*")
@@ -203,7 +203,7 @@ def _router(book: RuleBook, login: Login) -> None:
     book.connect()
     book.requests()
     book.move_work()
-    book.tell(f"route.{book.pool}", f"adm.worker.{book.pool}.*", "ctl.*")
+    book.tell(f"route.{book.pool}", f"adm.worker.{book.pool}.*", "ctl.*", "judge.*")
     book.hear(f"load.{book.pool}.*", f"ev.{book.pool}", f"cancel.{book.pool}", "ctl.*")
     book.answer(inboxes("ingress"), inboxes("operator"), inboxes("console"), f"{login.inbox}.>")
     book.scan("LOAD")
@@ -221,7 +221,7 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.connect()
     book.requests()  # a pool without a router places requests itself
     book.move_work()
-    book.tell("out.*", "ctl.*", f"load.{book.pool}.*", f"kv.{book.pool}.*")
+    book.tell("out.*", "ctl.*", "judge.*", f"load.{book.pool}.*", f"kv.{book.pool}.*")
     book.tell(f"prefill.{book.pool}", f"prefill.{book.pool}.*")
     book.hear("ctl.*", f"find.{book.pool}", f"cancel.{book.pool}", f"load.{book.pool}.*", f"adm.worker.{book.pool}.*")
     book.answer(inboxes("ingress"), inboxes("operator"), inboxes("planner"))

@@ -193,7 +193,12 @@ class Subjects:
         """Return the filter for the events of every pool."""
         return f"{self.prefix}.ev.*"
 
+    def judge(self, ingress: str) -> str:
+        """Return the subject of what workers, routers and other ingresses ask an ingress."""
+        return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}"
+
     def control(self, component: str) -> str:
+        """Return the subject of what a worker or router is told and asked."""
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"
 
     def operate_worker(self, pool: str, worker: str) -> str:

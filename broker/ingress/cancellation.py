@@ -78,7 +78,7 @@ class Canceller:
 
     async def _ask(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
         """Ask one ingress. Returns None if it did not answer."""
-        subject = self._subjects.control(ingress)
+        subject = self._subjects.judge(ingress)
         try:
             return decode(Done, await self._messaging.request(subject, question, timeout_s=timeout_s)).ok
         except NoResponder:

@@ -130,7 +130,7 @@ class Ingress:
         self._messaging.on_reconnect(self._timers.on_reconnect)
         async with self._tasks:
             await self._messaging.subscribe(self._subjects.out(self.id), self._inbox.on_frame)
-            await self._messaging.subscribe(self._subjects.control(self.id), self._inbox.on_control)
+            await self._messaging.subscribe(self._subjects.judge(self.id), self._inbox.on_control)
             await self._messaging.subscribe(self._subjects.events_filter(), self._inbox.on_events)
             self._tasks.spawn(self._lease.run())
             self._tasks.spawn(self._members.run())

@@ -132,7 +132,7 @@ class Mover:
         metrics.FAILED_MESSAGES.labels("move").inc()
         log.error("job.not_movable", **log_ids(envelope), attempt=attempt, error=why)
         refusal = Refuse(id=envelope.id, attempt=attempt + 1, fault=JobFault("engine_error", why))
-        self._messaging.send(self._subjects.control(envelope.judge), encode(refusal))
+        self._messaging.send(self._subjects.judge(envelope.judge), encode(refusal))
         bare = msgspec.structs.replace(envelope, payload=b"", hashes=b"")  # its message has no room for the rest of a letter
         letter = DeadLetter(envelope=bare, reason=why, attempt=attempt, history=history, at=self._wall())
         self._messaging.send(self._subjects.dlq(self._pool), encode(letter))

@@ -86,7 +86,7 @@ class JudgeClient:
     async def _ask(self, runs: list[Run], question: Record, kind: type[Reply]) -> Reply | None:
         """Ask the judge of these runs. None when it is gone, or when all of them were dropped meanwhile."""
         judge = runs[0].judge
-        subject = self._subjects.control(judge)
+        subject = self._subjects.judge(judge)
         data = encode(question)
         while not all(run.gone for run in runs):
             if not self._lease.held:

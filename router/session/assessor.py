@@ -44,7 +44,7 @@ class Assessor:
         """Return the judge's answer, or without one what the history says at worst."""
         question = encode(SuspicionQuery(id=held.id, history=held.history))
         try:
-            answer = await self._messaging.request(self._subjects.control(held.head.judge), question, timeout_s=self._timeout_s)
+            answer = await self._messaging.request(self._subjects.judge(held.head.judge), question, timeout_s=self._timeout_s)
             return decode(Suspicion, answer)
         except (NoResponder, RequestTimeout, NotConnected) as error:
             log.info("suspicion.unanswered", **log_ids(held.head), judge=held.head.judge, error=str(error))

@@ -83,7 +83,7 @@ class Refuser:
     async def _ask(self, held: HeldRequest, fault: JobFault) -> str | None:
         """Return the judge's verdict, or `judge gone`; None if this router may not work any more before there is one."""
         judge = held.head.judge
-        subject = self._subjects.control(judge)
+        subject = self._subjects.judge(judge)
         question = encode(Refuse(id=held.id, attempt=held.attempt, fault=fault))
         while self._permission.granted:
             try:

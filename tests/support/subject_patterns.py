@@ -83,6 +83,7 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.dlq(pool),
         s.out("i1"),
         s.events(pool),
+        s.judge("i1"),
         s.control("w1"),
         s.operate_worker(pool, "w1"),
         s.quota("k", "tokens", 1),

@@ -105,7 +105,7 @@ class JobAdmission:
 
     async def _ask(self, ingress: str, held: HeldJob) -> bool | None:
         """Ask an ingress whether it carries this job. Returns None if there was no answer."""
-        subject = self._deps.subjects.control(ingress)
+        subject = self._deps.subjects.judge(ingress)
         question = encode(Carrying(job=held.job.id, nonce=held.nonce))
         timeout_s = self._deps.settings.timing.rpc_timeout_s
         try:

@@ -146,7 +146,7 @@ def test_no_message_on_a_core_subject_ends_its_reader(running: RunningUp) -> Non
         pool = target.pool
         for subject, records in (
             (NAMES.out(target.ingress), poison.frames()),
-            (NAMES.control(target.ingress), poison.ingress_controls()),
+            (NAMES.judge(target.ingress), poison.ingress_controls()),
             (NAMES.control(target.worker), poison.worker_controls()),
             (NAMES.operate_worker(target.pool, target.worker), poison.worker_controls()),
             (NAMES.control(target.router), poison.router_controls()),

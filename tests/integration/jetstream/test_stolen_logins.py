@@ -137,10 +137,10 @@ async def test_a_part_answers_at_inboxes_only(guarded: Guarded) -> None:
     """A question cannot make an ingress write for the asker: its answer goes to an inbox or nowhere."""
     replies: list[str] = []
     async with await guarded.as_(Login("ingress")) as ingress, await guarded.as_(Login("worker", OWN)) as worker:
-        await ingress.subscribe(S.control("i1"), lambda message: replies.append(message.reply))
+        await ingress.subscribe(S.judge("i1"), lambda message: replies.append(message.reply))
         await ingress.barrier()
         for reply in (f"$KV.hr_members.worker.{OTHER}.w9", "hr.cancel.jobs", "_INBOX.worker.pool-a.x"):
-            worker.core.send_now(wire.pub(S.control("i1"), b"", reply))
+            worker.core.send_now(wire.pub(S.judge("i1"), b"", reply))
         await worker.barrier()
         await asyncio.sleep(0.2)
     assert replies == ["", "", "_INBOX.worker.pool-a.x"]

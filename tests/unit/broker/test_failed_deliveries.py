@@ -47,7 +47,7 @@ async def test_a_request_becomes_a_dead_letter_and_its_judge_ends_it() -> None:
 
     failures(messages).guard(handler, after=lambda: asked.append(1))(delivery)  # type: ignore[arg-type]
     refusal, letter = (data for _, data in messages.sent)
-    assert [subject for subject, _ in messages.sent] == ["hr.ctl.j", "hr.dlq.p"]
+    assert [subject for subject, _ in messages.sent] == ["hr.judge.j", "hr.dlq.p"]
     assert decode(DeadLetter, letter).reason == "failed: ZeroDivisionError: the secret prompt"
     told = decode(Refuse, refusal)
     assert (told.fault.code, told.attempt) == ("engine_error", 1)

@@ -166,7 +166,7 @@ async def test_an_ingress_reads_on_behind_messages_of_any_content() -> None:
         inbox.on_frame(Message("hr.out.j", data, "", None))
     for record in poison.ingress_controls():
         for data in poison.mutations(record):
-            inbox.on_control(Message("hr.ctl.j", data, "reply", None))
+            inbox.on_control(Message("hr.judge.j", data, "reply", None))
     for record in poison.events():
         for data in poison.mutations(record):
             inbox.on_events(Message("hr.ev.p", data, "", None))
@@ -196,6 +196,6 @@ def test_the_subjects_of_what_was_accepted_can_be_built() -> None:
     for data in poison.mutations(poison.envelope("p")):
         envelope = read(decode_request, data)
         if isinstance(envelope, Envelope):
-            names.control(envelope.judge)
+            names.judge(envelope.judge)
             names.dlq(envelope.pool)
             names.req(envelope.pool, "re", envelope.tenant)

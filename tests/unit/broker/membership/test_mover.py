@@ -45,6 +45,6 @@ async def test_a_message_that_cannot_be_moved_is_buried_and_its_judge_told() -> 
     envelope = Envelope(id="r", pool="p", model="m", judge="i", deadline=60.0, created=0.0, tokens=3)
     await mover.move(worker="w", seq=8, data=encode(envelope), headers=None, suspect="w", reason="drain")
     (told, refusal), (where, letter) = broker.sent[1:]
-    assert (told, decode(Refuse, refusal).attempt) == ("hr.ctl.i", 2)
+    assert (told, decode(Refuse, refusal).attempt) == ("hr.judge.i", 2)
     assert (where, decode(DeadLetter, letter).envelope.id) == ("hr.dlq.p", "r")
     assert broker.deleted == [7, 8]

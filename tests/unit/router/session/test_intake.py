@@ -55,7 +55,7 @@ class Sent:
         self._answer = answer
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        assert subject == "hr.ctl.j"
+        assert subject == "hr.judge.j"
         self.asked.append(decode(SuspicionQuery, data))
         if isinstance(self._answer, bytes):
             return self._answer
