@@ -18,7 +18,6 @@ PREFIXES = 4
 PREFIX_TOKENS = 320
 PREFIX_BLOCKS = PREFIX_TOKENS // 32
 SUFFIX_TOKENS = 20
-LESSONS = 8  # requests at once, on two workers
 
 
 @dataclass(frozen=True)
@@ -62,25 +61,8 @@ def explained(up: RunningUp, request: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def teach_speeds(up: RunningUp) -> None:
-    """Keep both workers busy with steps of all kinds, so that the router knows what a cached prompt saves.
-
-    From the few steps of `ask` alone it cannot tell, on a busy machine, the cost of a prompt's tokens from that of a step.
-    """
-
-    def one(number: int) -> None:
-        length = 60 + 40 * (number % LESSONS)
-        prompt = [(number * 104_729 + place * 37) % 40_000 + 100 for place in range(length)]
-        with openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=120) as api:
-            api.completions.create(model="small", prompt=prompt, max_tokens=24, extra_body={"ignore_eos": True})
-
-    with ThreadPoolExecutor(LESSONS) as threads:
-        list(threads.map(one, range(2 * LESSONS)))
-
-
 def must_follow_the_cache(up: RunningUp) -> None:
     """Ask twice with each prefix, the second time in another order."""
-    teach_speeds(up)
     with ThreadPoolExecutor(PREFIXES) as threads:  # at once, so that both workers get some
         first = list(threads.map(lambda number: ask(up, number, turn=1), range(PREFIXES)))
     assert len({placed.worker for placed in first}) == 2, first
