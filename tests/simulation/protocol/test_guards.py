@@ -50,7 +50,7 @@ WHERE = {
     "who_is_back_has_not_crashed": ("colourful", 437),
     "who_drains_has_not_crashed": ("held-norouter", 22),
     "the_death_of_an_engine_counts": ("enginepoison", 0),
-    "a_started_event_is_evidence": ("twopoison", 227),
+    "a_started_event_is_evidence": ("twopoison", 24),
     "crashes_end_a_request": ("twopoison", 0),
 }
 
