@@ -55,7 +55,7 @@ class AdapterFiles:
         self._limits.allowed.check(source)
         if source.kind == "folder":
             folder = Path(source.place)
-            if (folder / CONFIG).exists():
+            if _there(folder / CONFIG):
                 await run_in_thread(lambda: check_adapter_folder(folder), name="adapter-check")
             return AdapterFolder(folder)
         version, download = await self._found(source)
@@ -141,3 +141,11 @@ async def open_engine_adapters(files: AdapterFiles, args: Mapping[str, Any]) -> 
             folder.close()
         raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
     return {**args, ADAPTERS_ARG: {**given, **{name: str(folder.path) for name, folder in folders.items()}}}, folders
+
+
+def _there(path: Path) -> bool:
+    """Return True for a file that is there. Raises AdapterFilesError for a path that can be none."""
+    try:
+        return path.exists()
+    except OSError as error:  # a name that is too long
+        raise AdapterFilesError(f"{str(path)[:200]!r} is no path of a folder: {error.strerror}") from None

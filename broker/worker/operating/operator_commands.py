@@ -7,6 +7,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode_worker_command
 from headrace.broker.errors import WireError
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.messages import CheckHealth, Done, Inspection, LoadAdapter, Operated, UnloadAdapter, WorkerCommand
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.operating.adapters import AdapterChanges
@@ -67,7 +68,14 @@ class OperatorCommands:
     def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
         """Begin to load or unload an adapter."""
         if self._tasks.is_open:
-            self._tasks.spawn(self._change_adapter(command, reply_to))
+            self._tasks.spawn_guarded(
+                self._change_adapter(command, reply_to), lambda error: self._not_changed(command, error, reply_to)
+            )
+
+    def _not_changed(self, command: LoadAdapter | UnloadAdapter, error: Exception, reply_to: str) -> None:
+        note_failure("adapter", error)
+        message = f"adapter {command.name!r} was not changed: {type(error).__name__}"
+        reply(self._messaging, reply_to, Done(ok=False, message=message))
 
     async def _change_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
         if isinstance(command, LoadAdapter):

@@ -47,6 +47,10 @@ async def refused(files: AdapterFiles, source: str) -> str:
     return str(told.value)
 
 
+async def test_a_path_that_no_folder_can_have_is_refused(bench: Bench) -> None:
+    assert "is no path of a folder" in await refused(bench.files(), "/" + "x" * 5000)
+
+
 async def test_what_was_pushed_is_a_folder_and_the_same_one_the_next_time(bench: Bench) -> None:
     await bench.push("sql")
     first, again = await bench.files().open("store://sql"), await bench.files().open("store://sql")
