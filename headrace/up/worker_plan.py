@@ -105,7 +105,7 @@ def plan_workers(
 def _of_pool(pool: str, settings: Settings, environment: Mapping[str, str]) -> Iterator[WorkerPlan]:
     """Yield the workers of one pool; the name of the first one is empty."""
     counts, engine = worker_counts(settings), settings["worker.engine"]
-    environment = {**environment, **_decision(settings)}
+    environment = {**_transfers(settings), **environment, **_decision(settings)}
     for role, prefix in _NAMES.items():
         for number in range(1, counts[role] + 1):
             name = f"{_slug(pool)}-{prefix}-{number}" if pool else f"{prefix}-{number}"
@@ -142,6 +142,19 @@ def _lengths(settings: Settings) -> list[str]:
     if settings["worker.engine"] != "sim" or {"mean_output_tokens", "tokenizer_dir"} & given.keys():
         return []  # a tokenizer of the user's own may have no end token
     return ["--engine-arg", f"mean_output_tokens={SIM_OUTPUT_TOKENS}"]
+
+
+def _transfers(settings: Settings) -> dict[str, str]:
+    """Return the variable that has UCX listen on loopback only, where all workers are on this machine.
+
+    They are where the embedded NATS server takes no others. Without it UCX opens sockets, which ask for no login, on every
+    address of the machine. Shared memory and links between GPUs are no network devices for UCX, so they stay in use.
+    """
+    if settings["up.mode"] != "disagg" or settings["worker.peer_host"] or settings["nats.url"] or settings["nats.context"]:
+        return {}
+    from headrace.frontend.auth.exposure import is_loopback
+
+    return {"UCX_NET_DEVICES": "lo"} if is_loopback(settings["server.host"]) else {}
 
 
 def _decision(settings: Settings) -> dict[str, str]:

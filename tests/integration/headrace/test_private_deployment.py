@@ -6,6 +6,7 @@ import os
 import stat
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,34 @@ def listening(pids: set[int]) -> set[str]:
             if fields[3] == "0A" and fields[9] in inodes:
                 found.add(fields[1].rpartition(":")[0])
     return found
+
+
+def descendants(pids: set[int]) -> set[int]:
+    """These processes and all that came out of them, engines and transfer threads' helpers too."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("nixl") is None, reason="KV blocks move over NIXL")
+def test_parts_that_hand_blocks_over_listen_on_loopback_only(tmp_path: Path) -> None:
+    """NATS and its monitoring, HTTP, probes and metrics, and what NIXL and UCX open to move blocks: each listening socket."""
+    up = RunningUp(tmp_path, "--mode", "disagg", "--nats-login", "roles", "--metrics-port", "0", "--router-metrics-port", "0")
+    try:
+        up.until_ready()
+        assert up.chat()
+        assert listening(descendants(set(up.pids()))) == {"0100007F"}, "all on 127.0.0.1"
+    finally:
+        up.stop()
 
 
 @pytest.mark.slow

@@ -254,3 +254,21 @@ def test_the_numbers_of_a_pool_fit_its_own_mode() -> None:
     given = {"worker.engine": "sim", "up.mode": "disagg", "up.pools": ['b={"engine": "sim", "prefill_workers": 1}']}
     with pytest.raises(SettingsError, match=r"up.prefill_workers = 1 \(up.pools.b\): only with --mode disagg"):
         plan_workers(load("up", flags=given), {}, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected"),
+    [
+        ({"up.mode": "disagg"}, {}, "lo"),
+        ({"up.mode": "disagg"}, {"UCX_NET_DEVICES": "mlx5_0:1"}, "mlx5_0:1"),
+        ({"up.mode": "disagg", "server.host": "0.0.0.0"}, {}, None),
+        ({"up.mode": "disagg", "nats.url": "nats://broker:4222"}, {}, None),
+        ({"up.mode": "disagg", "worker.peer_host": "10.0.0.1"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_blocks_move_over_loopback_where_all_workers_are_on_one_machine(
+    given: dict[str, str], environment: dict[str, str], expected: str | None
+) -> None:
+    plans = plan_workers(load("up", flags={"worker.engine": "sim", **given}), environment, cores=8)
+    assert {plan.env.get("UCX_NET_DEVICES") for plan in plans} == {expected}
