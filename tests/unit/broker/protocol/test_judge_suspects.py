@@ -50,8 +50,8 @@ def run_on(judge: Judge, *, run: int, attempt: int, worker: str, start: int, at:
 @pytest.mark.parametrize(
     ("at", "cleared"),
     [
-        ((2.0, 2.5, 3.0), True),
-        ((2.0, 2.5, 2.9), False),  # not for a second
+        ((2.0, 2.25, 2.5), True),
+        ((2.0, 2.2, 2.4), False),  # not for half a second
         ((2.0,), False),
         ((2.0, 9.0), True),
         ((), False),
@@ -60,7 +60,7 @@ def run_on(judge: Judge, *, run: int, attempt: int, worker: str, start: int, at:
 def test_a_run_that_goes_on_clears_its_job(judge: Judge, at: tuple[float, ...], *, cleared: bool) -> None:
     opened(judge)
     history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
-    assert claim(judge, 3, 8, "w3", history, group=5).clear_s == 1.0
+    assert claim(judge, 3, 8, "w3", history, group=5).clear_s == 0.5
     run_on(judge, run=8, attempt=3, worker="w3", start=0, at=at)
     query = SuspicionQuery(id="q", history=history)
     suspicion = judge.on_suspicion(query, accounted=lambda _: False)
@@ -111,7 +111,7 @@ def test_a_job_that_crashes_again_and_again_in_between_takes_ever_longer_to_be_c
         start = 15 * (attempt - 2)
         run_on(judge, run=attempt, attempt=attempt, worker=worker, start=start, at=(now, now + 0.7, now + 1.5))
         history.append(HistoryEntry(attempt, worker, 20))
-    assert clear_s == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    assert clear_s == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]
     assert port.poison == [("q", [20, 20, 1, 1])]
 
 
