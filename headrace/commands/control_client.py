@@ -61,15 +61,22 @@ def connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitabl
 async def ask_all(
     messaging: Messaging, names: Subjects, parts: Iterable[str], question: Record, kind: type[Answer]
 ) -> list[Answer | None]:
-    """Ask all parts at once, by id. Returns None for a part that does not answer in time."""
+    """Ask workers or routers at once, by id. Returns None for a part that does not answer in time."""
+    return await ask_subjects(messaging, map(names.control, parts), question, kind)
 
-    async def ask(part: str) -> Answer | None:
+
+async def ask_subjects(
+    messaging: Messaging, subjects: Iterable[str], question: Record, kind: type[Answer]
+) -> list[Answer | None]:
+    """Ask at all subjects at once. Returns None for each where no answer comes in time."""
+
+    async def ask(subject: str) -> Answer | None:
         try:
-            return decode(kind, await messaging.request(names.control(part), encode(question), timeout_s=_ANSWER_TIMEOUT_S))
+            return decode(kind, await messaging.request(subject, encode(question), timeout_s=_ANSWER_TIMEOUT_S))
         except (JetStreamError, WireError):
             return None
 
-    return await asyncio.gather(*map(ask, parts))
+    return await asyncio.gather(*map(ask, subjects))
 
 
 def request_id(text: str) -> str:

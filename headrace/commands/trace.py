@@ -14,7 +14,7 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Decided, Explain, Explanation, IngressMember, Routed, Stories, Story, TellStories
-from headrace.commands.control_client import ask_all, connected, request_id
+from headrace.commands.control_client import ask_all, ask_subjects, connected, request_id
 from headrace.commands.explain import chronology, live_routers
 from headrace.commands.story_text import placements_text, stages, story_text
 from headrace.config.settings import Settings
@@ -33,12 +33,14 @@ def trace_request(settings: Settings, request: str, *, as_json: bool) -> int:
     wanted = request_id(request)
 
     async def ask(connection: Connection, names: Subjects) -> tuple[list[Story], list[Decided], list[Routed]]:
-        frontends = [member.ingress for member in await live_ingresses(connection, names)]
+        frontends = [names.judge(member.ingress) for member in await live_ingresses(connection, names)]
         routers = [member.router for member in await live_routers(connection, names)]
         told, known = await asyncio.gather(
-            ask_all(connection, names, frontends, TellStories(name=wanted), Stories),
+            ask_subjects(connection, frontends, TellStories(name=wanted), Stories),
             ask_all(connection, names, routers, Explain(id=wanted), Explanation),
         )
+        if silent := told.count(None):
+            sys.stderr.write(f"{silent} of {len(told)} frontends did not answer: what they remember is missing\n")
         stories = [story for answer in told if answer is not None for story in answer.stories]
         decided = chronology(answer for answer in known if answer is not None and answer.known)
         records = [] if stories else await recorded_placements(connection, names, wanted)
