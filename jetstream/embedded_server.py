@@ -21,6 +21,7 @@ from typing import Self
 import structlog
 
 from headrace.jetstream.errors import ConnectError
+from headrace.jetstream.server_health import ServerHealth, read_health
 from headrace.jetstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -195,7 +196,7 @@ class EmbeddedServer:
 
     async def answers_async(self) -> bool:
         """Return True if the server answers on its monitoring port now."""
-        return await asyncio.to_thread(self._healthy)
+        return (await asyncio.to_thread(self._health)).serves
 
     async def restart_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         await self.stop_async()
@@ -241,7 +242,9 @@ class EmbeddedServer:
         if code is not None:
             self._process = None
             raise ServerStartError(f"nats-server ended with code {code} while starting: {self._why()}")
-        if self._read_ports(process.pid) and self._healthy():
+        if self._read_ports(process.pid) and (health := self._health()).serves:
+            if health.damaged:
+                log.error("server.streams_damaged", streams=health.damaged, data_dir=str(self.data_dir))
             log.info("server.started", url=self.url, pid=process.pid, data_dir=str(self.data_dir))
             return True
         if time.monotonic() > deadline:
@@ -259,14 +262,8 @@ class EmbeddedServer:
             return False
         return True
 
-    def _healthy(self) -> bool:
-        import urllib.request  # the server starts in the meantime
-
-        try:
-            with urllib.request.urlopen(f"{self.monitoring_url}/healthz", timeout=1.0) as answer:  # noqa: S310  # our own address
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+    def _health(self) -> ServerHealth:
+        return read_health(self.monitoring_url)
 
     def _why(self) -> str:
         """Return the server's log lines from this start: the fatal ones, else the end of its log."""

@@ -42,6 +42,7 @@ from headrace.workers.text.tokens import token_table
 log = structlog.get_logger()
 
 LOAD_EVERY_S = 0.5  # load reports of an engine between whose steps much time passes, or that has none
+FLUSH_WAIT_S = 2.0  # for what has just ended to be out of the scheduler, which clears no cache that is in use
 ACCEPT_TURNS = 20  # turns of the event loop in which SGLang has checked a request; a later refusal is a fault of the sequence
 _KINDS: tuple[tuple[type[WorkerError], ErrorKind], ...] = (
     (RequestInvalid, "invalid"),
@@ -213,7 +214,7 @@ class EngineHost:
                 del self._adapters[args["name"]]
                 return _checked(await self._engine.async_unload_lora_adapter(args["name"]))
             case "reset_prefix_cache":
-                return bool((await self._manager.flush_cache()).success)
+                return bool((await self._manager.flush_cache(timeout_s=FLUSH_WAIT_S)).success)
             case _:
                 raise UnsupportedByEngine(
                     f"SGLang has no operation {operation!r} here; known: load_adapter, unload_adapter, reset_prefix_cache"

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.jetstream.embedded_server import (
     _LAUNCHER,
@@ -54,6 +55,30 @@ def test_a_server_is_healthy_when_started_and_keeps_its_ports(own_server: Embedd
     own_server.stop()
     own_server.stop()
     assert (own_server.running, own_server.pid) == (False, None)
+
+
+@pytest.mark.slow
+async def test_a_server_serves_without_a_stream_whose_files_it_cannot_read(
+    own_server: EmbeddedServer, connect: Connect, prefix: str
+) -> None:
+    connection = await connect(own_server)
+    whole, torn = f"{prefix}_WHOLE", f"{prefix}_TORN"
+    for name in (whole, torn):
+        await connection.api.call(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{prefix}.{name}"]})
+        await connection.publish(f"{prefix}.{name}", b"kept")
+    own_server.kill()
+    [meta] = (own_server.data_dir / "store").rglob(f"{torn}/meta.inf")
+    meta.write_bytes(b"x" * meta.stat().st_size)
+    with capture_logs() as logs:
+        await own_server.start_async()
+    assert [entry["streams"] for entry in logs if entry["event"] == "server.streams_damaged"] == [(torn,)]
+    assert await own_server.answers_async()
+    again = await connect(own_server)
+    assert await again.get_message(whole, 1) is not None
+    await again.api.call(f"STREAM.CREATE.{torn}", {"name": torn, "subjects": [f"{prefix}.{torn}"]})
+    assert await again.get_message(torn, 1) is not None, "its messages were whole, and only their description was lost"
+    with urllib.request.urlopen(f"{own_server.monitoring_url}/healthz") as answer:
+        assert json.load(answer) == {"status": "ok"}
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch processes")

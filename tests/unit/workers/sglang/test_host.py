@@ -73,7 +73,7 @@ class Manager:
         self.aborted.append(rid)
         self._abort.set()
 
-    async def flush_cache(self) -> Any:
+    async def flush_cache(self, timeout_s: float) -> Any:
         return SimpleNamespace(success=True)
 
 
