@@ -42,6 +42,12 @@ def garble(store: Path) -> None:
         file.write_bytes(data)
 
 
+def garble_descriptions(store: Path) -> None:
+    """What nats-server reads first of each stream has other bytes, so that it cannot read any of them."""
+    for file in store.rglob("meta.inf"):
+        file.write_bytes(b"?" * file.stat().st_size)
+
+
 def delete(store: Path) -> None:
     """There is no store any more."""
     shutil.rmtree(store)
@@ -99,7 +105,7 @@ def url(scene: Scene) -> str:
     return f"http://{address.host}:{address.port}"
 
 
-@pytest.mark.parametrize("damage", [truncate, garble, delete])
+@pytest.mark.parametrize("damage", [truncate, garble, garble_descriptions, delete])
 async def test_a_store_that_is_damaged_while_the_server_is_down_costs_no_open_request(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -8,7 +8,12 @@ from headrace.jetstream.server_health import parse_health, read_health
 
 
 def stream_error(name: str) -> dict[str, str]:
-    return {"type": "STREAM", "account": "$G", "stream": name, "error": f"JetStream stream '$G > {name}' could not be recovered"}
+    return {
+        "type": "STREAM",
+        "account": "$G",
+        "stream": name,
+        "error": f"JetStream stream '$G > {name}' could not be recovered",
+    }
 
 
 def test_a_healthy_server_serves() -> None:
@@ -26,7 +31,10 @@ def test_a_server_that_lacks_streams_serves_and_names_them() -> None:
     [
         ({"status": "unavailable", "error": "JetStream is not enabled"}, "JetStream is not enabled"),
         ({"status": "error", "errors": [stream_error("A"), {"type": "CONNECTION", "error": "no clients"}]}, "no clients"),
-        ({"status": "error", "errors": [{"type": "STREAM", "stream": "A", "error": "stream not current"}]}, "stream not current"),
+        (
+            {"status": "error", "errors": [{"type": "STREAM", "stream": "A", "error": "stream not current"}]},
+            "stream not current",
+        ),
         ({}, "HTTP 503"),
     ],
 )
