@@ -32,7 +32,7 @@ RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted 
 GAPS = Counter("headrace_ingress_token_gaps_total", "Times missing tokens were asked for", ["cause"])
 FENCED = Counter("headrace_ingress_fenced_frames_total", "Rows that were not from the current run")
 LEASE_LAPSES = Counter("headrace_broker_lease_lapses_total", "Times this process's lease had lapsed", ["role"])
-LEASES_REVOKED = Counter("headrace_broker_leases_revoked_total", "Leases of workers taken away because nobody listened there")
+LEASES_REVOKED = Counter("headrace_broker_leases_revoked_total", "Leases of workers taken away because no process answered")
 CLAIMS = Counter("headrace_worker_claims_total", "Claims by verdict", ["verdict"])
 SUSPECTS = Counter(
     "headrace_worker_suspects_total", "Suspects by what happened: started apart or beside other jobs, cleared", ["how"]

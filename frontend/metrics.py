@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from headrace.frontend.histogram import BYTES, FastHistogram
 
 Source = Literal["request", "job"]
+Level = Literal["met", "first_token_late", "tokens_late", "failed"]  # of service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -64,6 +65,12 @@ class Metrics:
         self.gap = FastHistogram(
             r, "headrace_frontend_inter_token_seconds", "Between tokens as they leave for the client", label="model"
         )
+        self.levels = Counter(
+            "headrace_frontend_sla_requests",
+            "Answers by the targets: met, first_token_late, tokens_late, or failed for no fault of the client",
+            ["model", "result"],
+            registry=r,
+        )
         self.prepare = FastHistogram(r, "headrace_frontend_prepare_seconds", "Checking, templating and tokenising a request")
         self.body_bytes = FastHistogram(r, "headrace_frontend_request_bytes", "Size of request bodies", bounds=BYTES)
 
@@ -100,6 +107,7 @@ class Metrics:
         )
 
         self._answered: dict[tuple[str, int], Counter] = {}
+        self._levels: dict[tuple[str, Level], Counter] = {}
         self._tokens: dict[tuple[str, Source], tuple[Counter, ...]] = {}
 
     # Looking up a labelled metric costs several times as much as counting, so the few label values are kept.
@@ -109,6 +117,13 @@ class Metrics:
         counter = self._answered.get((route, status))
         if counter is None:
             counter = self._answered[route, status] = self.requests.labels(route, status or "none")
+        counter.inc()
+
+    def count_level(self, model: str, level: Level) -> None:
+        """Count one answer under the service level that it had."""
+        counter = self._levels.get((model, level))
+        if counter is None:
+            counter = self._levels[model, level] = self.levels.labels(model, level)
         counter.inc()
 
     def count_tokens(self, model: str, *, prompt: int, cached: int, output: int, source: Source = "request") -> None:

@@ -73,6 +73,13 @@ class FrontendSettings:
     ] = True  # off: this frontend takes them from clients and leaves them to others
     start_timeout_s: Annotated[float, Setting("Longest wait for the NATS server at start.", least=0.1)] = 30.0
     access_log: Annotated[bool, Setting("One log line per request.", "--access-log")] = True
+    target_first_token_s: Annotated[
+        float,
+        Setting("An answer that begins later is counted as late (headrace_frontend_sla_requests_total); 0: none is.", least=0),
+    ] = 2.0
+    target_token_s: Annotated[
+        float, Setting("An answer that takes longer per token after its first is counted as late; 0: none is.", least=0)
+    ] = 0.1
     # connections
     max_connections: Annotated[int, Setting("Most connections; at the limit idle ones are closed for new ones.", least=1)] = (
         4096  # without idle ones the new ones are refused

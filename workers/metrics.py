@@ -42,7 +42,26 @@ FIRST_TOKEN_S = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 PREFILLS = Counter("headrace_worker_prefills_total", "Prompts by where they are computed and why", ["where", "reason"])
-prefills = cache(PREFILLS.labels)  # looking labels up costs several times what counting does
+MOST_REASONS = 32  # of prefills: they come from routers, in a header
+OTHER_REASONS = "(other)"
+_reasons: set[str] = set()
+
+
+@cache  # looking labels up costs several times what counting does
+def _prefills(where: str, reason: str) -> Counter:
+    return PREFILLS.labels(where, reason)
+
+
+def prefills(where: str, reason: str) -> Counter:
+    """Return the counter of prompts computed there for this reason. After `MOST_REASONS` of them, new ones share one."""
+    if reason not in _reasons:
+        if len(_reasons) >= MOST_REASONS:
+            reason = OTHER_REASONS
+        else:
+            _reasons.add(reason)
+    return _prefills(where, reason)
+
+
 PREFILL_FAILURES = Counter(
     "headrace_worker_prefill_failures_total", "Prompts that another worker was to compute, and did not", ["reason"]
 )

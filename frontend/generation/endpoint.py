@@ -21,6 +21,7 @@ from headrace.frontend.generation.explain_header import Explained
 from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.request_story import RequestStory
+from headrace.frontend.generation.service_level import counts_as_failed, service_level
 from headrace.frontend.histogram import Series
 from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
 from headrace.frontend.http.malloc import forget_frames
@@ -119,6 +120,7 @@ class GenerationEndpoint:
                 pace.story.submitted([answer.journey for answer in answers])
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
+            self._judge(plan, pace)
         finally:
             counter = plan.counter
             hold: Hold | None = exchange.scope.get("headrace.hold")
@@ -126,6 +128,20 @@ class GenerationEndpoint:
                 hold.settle(counter.prompt + counter.completion)
             if counter.completion or counter.ended:
                 self._metrics.count_tokens(model, prompt=counter.prompt, cached=counter.cached, output=counter.completion)
+
+    def _judge(self, plan: Plan, pace: _Pace) -> None:
+        """Count an answer that was given by how it compares with the targets. Vectors have no tokens to be late."""
+        first_token_s = pace.story.first_token_s
+        if first_token_s is None or plan.jobs[0].pooling is not None:
+            return
+        level = service_level(
+            first_token_s=first_token_s,
+            rest_s=pace.rest_s,
+            tokens_per_choice=plan.counter.completion / max(1, sum(job.choices for job in plan.jobs)),
+            target_first_s=self._settings.target_first_token_s,
+            target_token_s=self._settings.target_token_s,
+        )
+        self._metrics.count_level(plan.jobs[0].card.model, level)
 
     async def _deliver(
         self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
@@ -203,6 +219,8 @@ class GenerationEndpoint:
     async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None) -> None:
         answer = translate(error)
         exchange.scope["headrace.outcome"] = answer.code
+        if plan is not None and plan.jobs and plan.jobs[0].pooling is None and counts_as_failed(answer.status):
+            self._metrics.count_level(plan.jobs[0].card.model, "failed")
         if type(answer) is FrontendError:
             log.error("request.crashed", **log_ids(exchange.scope), exc_info=error)
         try:
@@ -250,13 +268,18 @@ class _Flow:
 class _Pace:
     """Measures the time to the first token and between tokens, as they are sent to the client."""
 
-    __slots__ = ("_first", "_gap", "_last", "story")
+    __slots__ = ("_began", "_first", "_gap", "_last", "story")
 
     def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory) -> None:
         self.story = story
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
-        self._last = began
+        self._last = self._began = began
+
+    @property
+    def rest_s(self) -> float:
+        """The time from the first token to the last one so far."""
+        return self._last - self._began - (self.story.first_token_s or 0.0)
 
     def rows(self, rows: list[Row]) -> None:
         """Observe the time since the rows before these."""

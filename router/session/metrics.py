@@ -20,6 +20,9 @@ DECISION_S = Histogram(
 )
 RECEIVED = Counter("headrace_router_requests_total", "Requests taken into the window", ["request_class"])
 WINDOW = Gauge("headrace_router_window", "Requests that wait for their placement", ["pool", "request_class", "tenant"])
+OLDEST_S = Gauge(
+    "headrace_router_oldest_seconds", "Age of the oldest request in the window, since its frontend took it", ["pool"]
+)
 WINDOW_BYTES = Gauge("headrace_router_window_bytes", "Bytes of the requests held", ["pool"])
 WAITED_S = Histogram(
     "headrace_router_waited_seconds",
@@ -59,7 +62,7 @@ OVERLAP_FOUND = Counter(
     "headrace_router_overlap_found_tokens_total", "Prompt tokens predicted to be in the chosen worker's cache"
 )
 OVERLAP_LOST = Counter("headrace_router_overlap_lost_tokens_total", "Of those, tokens that had to be computed all the same")
-OVERLAP_GAINED = Counter("headrace_router_overlap_gained_tokens_total", "Tokens that were in the cache although nobody knew")
+OVERLAP_GAINED = Counter("headrace_router_overlap_gained_tokens_total", "Tokens that were in the cache and not in the index")
 TTFT_PREDICTED_S = Histogram(
     "headrace_router_ttft_predicted_seconds",
     "Predicted time from arrival to the first token",

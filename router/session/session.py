@@ -105,7 +105,7 @@ class RouterSession:
             self._credit,
             self._release,
             roster=self._roster,
-            gauges=SessionGauges(deps.pool, scheduler, index),
+            gauges=SessionGauges(deps.pool, scheduler, index, state.window),
             tenants=TenantCount(deps, state),
         )
         self._janitor, self._detector = self._make_watchers()

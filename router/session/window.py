@@ -88,6 +88,10 @@ class RequestWindow:
         self._bytes_gauge.set(self.bytes)
         return True
 
+    def oldest_s(self, wall_s: float) -> float:
+        """Return how long ago the oldest held request was created; 0 without one. Looks at all of them. `wall_s`: Unix time."""
+        return max(0.0, wall_s - min((held.head.created for held in self._by_key.values()), default=wall_s))
+
     # Claims: for how long the server believes that the requests are being worked on here.
 
     @property

@@ -122,3 +122,18 @@ async def test_what_was_not_extended_in_time_is_ours_no_more() -> None:
     assert not window.claims_valid
     window.restart_claims()
     assert window.claims_valid
+
+
+async def test_the_age_of_a_window_is_that_of_its_oldest_request() -> None:
+    window = RequestWindow("p", ack_wait_s=30.0)
+    assert window.oldest_s(100.0) == 0.0
+    created = {"a": 97.0, "b": 90.0, "c": 99.0}
+    for seq, (request_id, at) in enumerate(created.items(), 1):
+        head = RequestHead(id=request_id, judge="j", deadline=1.0, created=at, tokens=3)
+        window.add(HeldRequest(FakeDelivery(seq), head, 1, [], "std"))  # type: ignore[arg-type]
+    assert window.oldest_s(100.0) == 10.0
+    assert window.oldest_s(80.0) == 0.0  # clocks of machines differ
+    oldest = window.of("b")
+    assert oldest is not None
+    window.remove(oldest)
+    assert window.oldest_s(100.0) == 3.0

@@ -1,0 +1,114 @@
+"""The tables of metrics in docs/observability.md, made from the metrics themselves.
+
+`python -m tests.docs.metrics_table` writes them anew; a test compares.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from headrace.frontend.histogram import FastHistogram
+from headrace.frontend.metrics import Metrics
+from tests.docs.blocks import ROOT
+
+FILE = ROOT / "docs" / "observability.md"
+BEGIN = "<!-- metrics: made by tests/docs/metrics_table.py -->"
+END = "<!-- end of metrics -->"
+
+MODULES = {  # module → the processes that count in it
+    "jetstream.metrics": "every process",
+    "broker.metrics": "`ingress`, `models`: frontends; `worker`: workers; `broker`: every process",
+    "broker.durable.metrics": "frontends",
+    "broker.batches.metrics": "frontends",
+    "broker.files.metrics": "frontends",
+    "frontend.metrics": "frontends",
+    "frontend.media.metrics": "frontends",
+    "router.session.metrics": "routers",
+    "router.kv_events.metrics": "routers",
+    "workers.metrics": "workers",
+    "workers.sim.metrics": "workers with the simulator",
+    "workers.sim.transfer.nixl.metrics": "workers with the simulator and NIXL",
+}
+ENGINES = {"workers.sglang.metrics"}  # they show the engine's own series and have none themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A metric as it is declared. `name` is that of its family in queries, with `_total` for a counter."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...]
+    help: str
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that queries may use."""
+        return tuple(f"{self.name}{end}" for end in ("_bucket", "_count", "_sum")) if self.kind == "histogram" else (self.name,)
+
+
+def declared(module: str) -> list[Declared]:
+    """Return the metrics of a module, sorted by name."""
+    if module == "frontend.metrics":  # made per application
+        registry: Any = Metrics().registry
+        found = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
+    else:
+        found = [
+            one
+            for one in vars(importlib.import_module(f"headrace.{module}")).values()
+            if isinstance(one, (Counter, Gauge, Histogram)) and one in REGISTRY._collector_to_names
+        ]
+    return sorted(map(_read, found), key=lambda one: one.name)
+
+
+def everything() -> list[Declared]:
+    return [one for module in MODULES for one in declared(module)]
+
+
+def _read(metric: Any) -> Declared:
+    if isinstance(metric, FastHistogram):
+        labels = (metric._label,) if metric._label else ()
+        return Declared(metric._name, "histogram", labels, metric._bounds, metric._help)
+    kind = metric._type
+    buckets = tuple(metric._kwargs.get("buckets", ())) if kind == "histogram" else ()
+    name = metric._name + ("_total" if kind == "counter" else "")
+    return Declared(name, kind, tuple(metric._labelnames), buckets, metric._documentation)
+
+
+def tables() -> str:
+    parts = []
+    for module, where in MODULES.items():
+        parts += [
+            f"`{module.replace('.', '/')}.py` ({where}):",
+            "",
+            "| metric | type | labels | meaning |",
+            "|---|---|---|---|",
+        ]
+        parts += [_row(one) for one in declared(module)] + [""]
+    return "\n".join(parts).rstrip()
+
+
+def _row(one: Declared) -> str:
+    labels = ", ".join(f"`{label}`" for label in one.labels)
+    kind = one.kind + (f", {_number(one.buckets[0])} to {_number(one.buckets[-1])}" if one.buckets else "")
+    return f"| `{one.name}` | {kind} | {labels} | {one.help} |"
+
+
+def _number(bound: float) -> str:
+    return f"{bound:.6f}".rstrip("0").rstrip(".") if bound < 1 else f"{bound:.0f}"
+
+
+def with_tables(text: str) -> str:
+    """The document with the tables as they should be."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(with_tables(FILE.read_text()))
