@@ -15,6 +15,9 @@ system. Added to it are
 - a little pull towards the present estimate, so that a coefficient of which the samples say nothing (no prefill for an hour)
   stays where it is while its evidence fades, and one towards the prior, which is gone after a few dozen samples;
 - bounds above zero, by projected Gauss-Seidel where the plain solution leaves them.
+
+What is learnt of a few noisy steps is bounded before it is used (`speed_bounds.py`): from below by the prior, and on both sides
+by the pool, with bounds that open with every sample.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ from statistics import median
 
 from headrace.broker.messages import LoadReport
 from headrace.router.placement.settings import LEAST_S, MOST_S, CalibrationSettings
-
-Vector = tuple[float, float, float]
+from headrace.router.placement.speed_bounds import OPEN_SAMPLES, Counts, Vector, bounded, reach, weighted_mean
 
 MOST_COUNT = 1e8  # tokens or sequences of a step that can be believed
 HUBER = 2.0  # mean absolute errors beyond which a sample counts less
@@ -63,6 +65,7 @@ class StepTimes:
     __slots__ = (
         "_a",
         "_b",
+        "_counts",
         "_drift",
         "_error",
         "_factors",
@@ -71,14 +74,13 @@ class StepTimes:
         "_origin",
         "_prior",
         "_prior_weight",
-        "_seen",
         "_settings",
-        "samples",
+        "counts",
     )
 
     def __init__(self, settings: CalibrationSettings, prior: Vector) -> None:
         self._settings = settings
-        self.samples = 0
+        self.counts: Counts = (0, 0, 0)
         self._origin = prior
         self.restart(prior)
 
@@ -101,15 +103,28 @@ class StepTimes:
         self._drift = 0.0
         self._last: Vector = (0.0, 0.0, 0.0)
         self._first: list[Vector] = []
-        self._seen = 0  # samples since
+        self._counts: Counts = (0, 0, 0)  # samples since
+
+    @property
+    def samples(self) -> int:
+        """Steps that were learnt from."""
+        return self.counts[0]
+
+    @property
+    def _seen(self) -> int:
+        return self._counts[0]
 
     @property
     def coefficients(self) -> Vector:
-        """The present estimate, in the order of the prior."""
+        """The present estimate, in the order of the prior.
+
+        A coefficient that few samples say something of is no smaller than `LEAST_SHARE` of the scaled prior.
+        """
         if self._seen < self._settings.min_samples:
             return self._prior
         first, second, third = (
-            min(max(prior * factor, LEAST_S), MOST_S) for prior, factor in zip(self._prior, self._factors, strict=True)
+            min(max(prior * max(factor, LEAST_SHARE / reach(count)), LEAST_S), MOST_S)
+            for prior, factor, count in zip(self._prior, self._factors, self._counts, strict=True)
         )
         return first, second, third
 
@@ -121,8 +136,8 @@ class StepTimes:
         if (step_s, prefill_tokens, decodes) == self._last:
             return "repeated"
         self._last = (step_s, prefill_tokens, decodes)
-        self.samples += 1
-        self._seen += 1
+        self.counts = _counted(self.counts, prefill_tokens, decodes)
+        self._counts = _counted(self._counts, prefill_tokens, decodes)
         if self._seen < self._settings.min_samples:
             self._first.append(self._last)
             return ""
@@ -215,11 +230,16 @@ class StepTimes:
         self._factors = [x0, x1, x2]
 
 
+def _counted(counts: Counts, prefill_tokens: float, decodes: float) -> Counts:
+    return counts[0] + 1, counts[1] + (prefill_tokens > 0), counts[2] + (decodes > 0)
+
+
 class Calibration:
     """Keeps the models of all workers of a pool. A worker of which too little is known is assumed to be like the others.
 
     The workers of a pool are compared with each other: one that is judged by what its engine does, beside one that is still
-    judged by the settings, would be the cheaper one by orders of magnitude, whatever the other has in its cache.
+    judged by the settings, would be the cheaper one by orders of magnitude, whatever the other has in its cache. So would one
+    of which a few steps seemed to take no time, beside one that is judged right.
     """
 
     def __init__(self, settings: CalibrationSettings) -> None:
@@ -227,37 +247,44 @@ class Calibration:
         self._default: Vector = (settings.base_s, 1.0 / settings.prefill_tokens_per_s, settings.per_decode_s)
         self._workers: dict[str, StepTimes] = {}
         self._epochs: dict[str, int] = {}
-        self._cache: dict[str, SpeedEstimate] = {}
-        self.unlearnt: set[str] = set()  # workers that have reported, and too little to be judged by it
+        self._mean = self._default
+        self._mean_age = 0  # samples since it was taken
+        self.young: set[str] = set()  # workers that have reported, and are still judged by the others, too
         self.unused: Counter[str] = Counter()  # reported steps that taught nothing, by reason
 
     def observe(self, report: LoadReport) -> bool:
-        """Learn from a load report, whatever it says. Return whether the estimate of its worker, and so of others, has changed.
+        """Learn from a load report, whatever it says. Return whether the estimates of others may have changed by it.
 
         An engine that was started again is assumed to be as fast as it was.
         """
         worker = report.worker
         model = self._workers.get(worker)
         if model is None:
-            model = self._workers[worker] = StepTimes(self._settings, self._mean())
-            self.unlearnt.add(worker)
+            model = self._workers[worker] = StepTimes(self._settings, self._mean)
+            self.young.add(worker)
         elif self._epochs[worker] != report.epoch:
             model.restart(model.coefficients)
         self._epochs[worker] = report.epoch
         why = model.observe(report.step_s, prefill_tokens=report.step_prefill_tokens, decodes=report.step_decodes)
         if why:
             self.unused[why] += 1
-        elif model.samples >= self._settings.min_samples:
-            self.unlearnt.discard(worker)
-        self._cache.pop(worker, None)
-        return not why and worker not in self.unlearnt
+            return False
+        if model.samples < self._settings.min_samples:
+            return False
+        if model.samples >= max(OPEN_SAMPLES, self._settings.min_samples):
+            self.young.discard(worker)
+        self._mean_age += 1
+        if model.samples != self._settings.min_samples and self._mean_age * 8 < len(self._workers):
+            return False
+        self._take_mean()
+        return True
 
     def remove(self, worker: str) -> None:
         """Drop the model of a worker that has left. An unknown worker is ignored."""
-        self._workers.pop(worker, None)
+        if self._workers.pop(worker, None) is not None:
+            self._take_mean()
         self._epochs.pop(worker, None)
-        self.unlearnt.discard(worker)
-        self._cache.pop(worker, None)
+        self.young.discard(worker)
 
     def estimate(self, worker: str) -> SpeedEstimate:
         """Return the speed of a worker; of one that is not known well enough, the pool's."""
@@ -266,20 +293,17 @@ class Calibration:
             return self.pool()
         if model.samples < self._settings.min_samples:
             return replace(self.pool(), samples=model.samples)
-        known = self._cache.get(worker)
-        if known is None:
-            base_s, per_token_s, per_decode_s = model.coefficients
-            known = self._cache[worker] = SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, model.samples)
-        return known
+        base_s, per_token_s, per_decode_s = bounded(model.coefficients, self._mean, model.counts)
+        return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, model.samples)
 
     def pool(self) -> SpeedEstimate:
-        """Return the mean of the workers that are known well enough, else the settings. O(workers)."""
-        base_s, per_token_s, per_decode_s = self._mean()
+        """Return the mean of the workers that are known well enough, else the settings."""
+        base_s, per_token_s, per_decode_s = self._mean
         return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s)
 
-    def _mean(self) -> Vector:
-        known = [model.coefficients for model in self._workers.values() if model.samples >= self._settings.min_samples]
-        if not known:
-            return self._default
-        count = len(known)
-        return sum(one[0] for one in known) / count, sum(one[1] for one in known) / count, sum(one[2] for one in known) / count
+    def _take_mean(self) -> None:
+        """Take the mean again: O(workers), so only after some samples for each eight workers."""
+        known = [model for model in self._workers.values() if model.samples >= self._settings.min_samples]
+        most = 1.0 / (1.0 - self._settings.forgetting)
+        self._mean = weighted_mean([(model.coefficients, model.counts) for model in known], most) if known else self._default
+        self._mean_age = 0

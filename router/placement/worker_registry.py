@@ -72,8 +72,8 @@ class WorkerRegistry:
         load = self._loads.get(report.worker)
         if load is None and self._disagg.pool.get(report.worker) is None:
             return None
-        if self.calibration.observe(report) and self.calibration.unlearnt:
-            self._set_speed_of_unlearnt()
+        if self.calibration.observe(report) and self.calibration.young:
+            self._set_speed_of_young()
         speed = self.calibration.estimate(report.worker)
         if self._disagg.known:
             self._disagg.on_report(report, speed, now_s)
@@ -83,11 +83,10 @@ class WorkerRegistry:
             load.speed = speed
         return load
 
-    def _set_speed_of_unlearnt(self) -> None:
-        speed = self.calibration.pool()
-        for worker in self.calibration.unlearnt:
+    def _set_speed_of_young(self) -> None:
+        for worker in self.calibration.young:
             if (load := self._loads.get(worker)) is not None:
-                load.speed = speed
+                load.speed = self.calibration.estimate(worker)
 
     def placed_elsewhere(self, event: JobEvent, now_s: float) -> WorkerLoad | None:
         """Count a placement of another router. Return the worker's load, or None if it is unknown."""
