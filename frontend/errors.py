@@ -229,7 +229,7 @@ class Translated(FrontendError):
 
 
 RETRY_SOON_S = 1.0
-UNAVAILABLE = frozenset({"draining", "no_worker", "no_eligible_worker", "unavailable", "engine_dead"})
+UNAVAILABLE = frozenset({"draining", "no_worker", "no_eligible_worker", "no_prefill_worker", "unavailable", "engine_dead"})
 """Reasons of refusals for want of a worker. The others are about load."""
 
 Rule = Callable[[BaseException], FrontendError]

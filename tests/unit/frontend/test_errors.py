@@ -229,6 +229,8 @@ ENDS = [
     (broker.DeadlineExceeded(), 504, "deadline_exceeded"),
     (broker.JobRefused(reason="shed", retry_after_s=4), 429, "shed"),
     (broker.JobRefused(reason="draining"), 503, "draining"),
+    (broker.JobRefused(reason="no_eligible_worker", retry_after_s=5), 503, "no_eligible_worker"),
+    (broker.JobRefused(reason="no_prefill_worker", retry_after_s=1), 503, "no_prefill_worker"),
     (broker.JobInvalid("logprobs too high", param="top_logprobs"), 400, "invalid_request"),
     (broker.JobFailed(), 502, "engine_error"),
     (broker.PoisonJob(), 500, "poison"),
