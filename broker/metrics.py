@@ -6,6 +6,8 @@ from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from headrace.broker.bounded_label import BoundedLabel
+
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
 FAILED_MESSAGES = Counter("headrace_broker_failed_messages_total", "Messages whose handling failed unforeseen", ["kind"])
 MOVED = Counter("headrace_broker_moved_total", "Jobs moved to a new attempt", ["reason"])
@@ -14,7 +16,18 @@ NAMES_TAKEN = Counter("headrace_models_names_taken_total", "Names of models or a
 SUBMITTED = Counter("headrace_ingress_submitted_total", "Requests accepted into the queue", ["pool"])
 submitted = cache(SUBMITTED.labels)
 REFUSED = Counter("headrace_ingress_refused_total", "Requests not accepted", ["reason"])
-ENDED = Counter("headrace_ingress_ended_total", "Accepted requests by how they ended", ["outcome"])
+ENDED = Counter(
+    "headrace_ingress_ended_total", "Accepted requests by how they ended: answered, or an error's code", ["outcome"]
+)
+_outcomes = BoundedLabel(64)  # codes of errors, which workers and routers send
+_ended = cache(ENDED.labels)
+
+
+def count_end(code: str | None) -> None:
+    """Count a request that ended in an error with this code or, None, with an answer."""
+    _ended("answered" if code is None else _outcomes.of(code)).inc()
+
+
 HELD = Gauge("headrace_ingress_held_requests", "Requests that wait because no worker can take them")
 HELD_ENDED = Counter("headrace_ingress_held_total", "Requests that waited for a worker, by how that ended", ["outcome"])
 HELD_S = Histogram(

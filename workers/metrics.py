@@ -6,6 +6,8 @@ from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from headrace.broker.bounded_label import BoundedLabel
+
 TOKENS = Counter("headrace_worker_tokens_total", "Tokens of finished choices", ["kind"])
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
 POOLED = Counter("headrace_worker_pooled_total", "Inputs of which a vector was made", ["task"])
@@ -42,9 +44,8 @@ FIRST_TOKEN_S = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 PREFILLS = Counter("headrace_worker_prefills_total", "Prompts by where they are computed and why", ["where", "reason"])
-MOST_REASONS = 32  # of prefills: they come from routers, in a header
-OTHER_REASONS = "(other)"
-_reasons: set[str] = set()
+MOST_REASONS = 32
+_reasons = BoundedLabel(MOST_REASONS)  # of prefills: they come from routers, in a header
 
 
 @cache  # looking labels up costs several times what counting does
@@ -53,13 +54,8 @@ def _prefills(where: str, reason: str) -> Counter:
 
 
 def prefills(where: str, reason: str) -> Counter:
-    """Return the counter of prompts computed there for this reason. After `MOST_REASONS` of them, new ones share one."""
-    if reason not in _reasons:
-        if len(_reasons) >= MOST_REASONS:
-            reason = OTHER_REASONS
-        else:
-            _reasons.add(reason)
-    return _prefills(where, reason)
+    """Return the counter of prompts computed there for this reason."""
+    return _prefills(where, _reasons.of(reason))
 
 
 PREFILL_FAILURES = Counter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.broker import metrics
 from headrace.broker.ingress.story_book import StoryBook
 from headrace.broker.messages import JobFault
 from headrace.broker.protocol.job_record import JobRecord
@@ -11,13 +12,14 @@ from headrace.broker.protocol.resume import GENERATION
 class Journey:
     """Collects what an ingress hears of one request anyway. Times are those of its event loop."""
 
-    __slots__ = ("_book", "_record", "_runs", "_submitted_s", "queue_s")
+    __slots__ = ("_book", "_over", "_record", "_runs", "_submitted_s", "queue_s")
 
     def __init__(self, record: JobRecord, submitted_s: float, book: StoryBook | None = None) -> None:
         """`book` is told of the end."""
         self._book = book
         self._record = record
         self._submitted_s = submitted_s
+        self._over = False
         self._runs: list[tuple[int, str]] = []  # attempt, worker
         self.queue_s: float | None = None  # from its submission to its first start in a worker; None = that was not heard
 
@@ -28,7 +30,11 @@ class Journey:
         self._runs.append((attempt, worker))
 
     def ended(self, fault: JobFault | None) -> None:
-        """Note the end: a fault or, None, an answer."""
+        """Note the end: a fault or, None, an answer. The first one counts."""
+        if self._over:
+            return
+        self._over = True
+        metrics.count_end(None if fault is None else fault.code)
         if self._book is not None:
             self._book.end(self._record.id, fault)
 

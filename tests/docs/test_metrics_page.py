@@ -95,5 +95,37 @@ def test_metrics_are_declared_in_the_modules_of_the_page_only() -> None:
     assert found - ENGINES == set(MODULES)
 
 
+def users(module: str, sources: dict[str, str]) -> dict[str, str]:
+    """By file, the name under which it has a module of metrics."""
+    parent, _, name = f"headrace.{module}".rpartition(".")
+    pattern = re.compile(rf"^\s*from {re.escape(parent)} import {name}(?: as (\w+))?$", re.MULTILINE)
+    return {file: match[1] or name for file, text in sources.items() if (match := pattern.search(text))}
+
+
+def test_every_metric_is_counted_somewhere() -> None:
+    """One that is declared and never set shows 0 for ever, which looks like good news."""
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    sources = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    unused = []
+    for module in set(MODULES) - {"frontend.metrics"}:
+        own = sources[f"{module.replace('.', '/')}.py"]
+        has = users(module, sources)
+        for name in re.findall(r"^([A-Z_]+) = (?:Counter|Gauge|Histogram)\(", own, re.MULTILINE):
+            elsewhere = any(re.search(rf"\b{alias}\.{name}\b", sources[file]) for file, alias in has.items())
+            imported = any(
+                re.search(rf"import [^\n]*\b{name}\b", text) for text in sources.values() if f"headrace.{module} import" in text
+            )
+            if not (elsewhere or imported or len(re.findall(rf"\b{name}\b", own)) > 1):
+                unused.append(f"{module}.{name}")
+    assert unused == []
+
+
+def test_every_metric_of_the_frontend_is_counted_somewhere() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "frontend").rglob("*.py"))
+    names = re.findall(r"self\.(\w+) = (?:Counter|Gauge|FastHistogram)\(", (ROOT / "frontend" / "metrics.py").read_text())
+    assert len(names) > 20
+    assert [name for name in names if len(re.findall(rf"\.{name}\b", text)) < 2] == []
+
+
 def test_every_label_of_the_page_is_used() -> None:
     assert bounded_labels() == {label for one in everything() for label in one.labels}

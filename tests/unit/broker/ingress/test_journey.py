@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.broker import metrics
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.messages import Finish, JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
@@ -60,3 +61,18 @@ def test_each_reason_to_finish_is_told_once_and_a_fault_is_none() -> None:
     journey = Journey(job, 5.0)
     job.finished = [Finish(reason="stop"), Finish(reason="length"), Finish(reason="error", fault=JobFault("x", "y"))]
     assert journey.finish_reasons == ["stop", "length"]
+
+
+def ends(outcome: str) -> float:
+    value = metrics.ENDED.labels(outcome)._value.get()
+    assert isinstance(value, float)
+    return value
+
+
+def test_each_request_is_counted_once_by_how_it_ended() -> None:
+    answered, failed = ends("answered"), ends("engine_error")
+    journey = Journey(record(), 0.0)
+    journey.ended(None)
+    journey.ended(JobFault("engine_error", "too late"))
+    Journey(record(), 0.0).ended(JobFault("engine_error", "broken"))
+    assert (ends("answered") - answered, ends("engine_error") - failed) == (1, 1)
