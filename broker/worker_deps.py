@@ -17,13 +17,14 @@ class WorkerDeps:
     """The connection, the names, the settings, the clock and the chance of one worker.
 
     `frames` is a connection of its own for tokens; None: tokens go over `messaging`.  `wall` gives Unix time, `random_bits(64)`
-    makes run ids.
+    makes run ids.  `secret` is a part of the name of the worker's consumer, which keeps other logins from pulling its work.
     """
 
     messaging: Messaging
     subjects: Subjects
     settings: SessionSettings = field(default_factory=SessionSettings)
     frames: Messaging | None = None
+    secret: str = ""
     wall: Callable[[], float] = time.time
     random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
 

@@ -35,6 +35,7 @@ from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.auth.audit import operator_acted
 from headrace.frontend.auth.exposure import is_loopback
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.auth.quota_share import QuotaShare
@@ -158,6 +159,7 @@ class _Work:
             watching = group.create_task(keys.run(), name="keys")
             await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
             ring.audited = True
+            await work.subscribe(subjects.audit(), operator_acted)
             tokens = ring.tokens
             if tokens is not None:
                 await tokens.load()

@@ -21,7 +21,14 @@ from headrace.jetstream.core.origin import INBOXES, SubjectPattern, from_stream
 from headrace.jetstream.core.publish import Mux
 from headrace.jetstream.core.raw_client import CoreClient, Tap
 from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_error
-from headrace.jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
+from headrace.jetstream.errors import (
+    JetStreamError,
+    NoResponder,
+    NotConnected,
+    PayloadTooLarge,
+    RequestTimeout,
+    TopologyError,
+)
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.objects.store import ObjectStore
@@ -48,7 +55,7 @@ class Connection:
         inbox = f"{options.inbox}.{NUID().next().decode()}"
         self._inbox = inbox
         self._mux = Mux(core, inbox, api_prefix=options.js_api)
-        self.api = JsApi(self, prefix=options.js_api, steward=options.steward or "")
+        self.api = JsApi(self, prefix=options.js_api, steward=options.steward or "", asked=options.asked)
         self.reader = Reader(core, self.api, inbox)
         self._connected_since_s = 0.0
         self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -277,6 +284,25 @@ class Connection:
 
     async def last_messages(self, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
         return await self.reader.last_of_subjects(stream, subjects)
+
+    async def last_message(self, stream: str, subject: str, *, timeout_s: float = 5.0) -> StoredMessage | None:
+        """Return the last message of a subject, by a call that names the subject, so that a login can be limited to some.
+
+        Raises TopologyError, RequestTimeout, NotConnected, AccessDenied.
+        """
+        call = self.api.subject(f"DIRECT.GET.{stream}.{subject}")
+        try:
+            answer = await self._mux.request(call, b"", timeout_s=timeout_s)
+        except NoResponder:
+            raise TopologyError(f"there is no stream {stream} that can be read directly") from None
+        if answer.status == 404:
+            return None
+        headers = wire.decode_headers(answer.headers)
+        if answer.status or wire.SEQUENCE not in headers:
+            raise JetStreamError(f"reading {stream} failed: {answer.status} {headers.get(wire.DESCRIPTION, '')}")
+        own = {name: value for name, value in headers.items() if name not in wire.READ_HEADERS}
+        at = wire.unix_time(headers.get(wire.TIME_STAMP, ""))
+        return StoredMessage(subject, int(headers[wire.SEQUENCE]), answer.data, own or None, at)
 
     def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> StreamFollow:
         return StreamFollow(self, stream, subject, start_seq=start_seq, batch=batch)

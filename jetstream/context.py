@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +46,7 @@ class ConnectOptions:
     steward: Annotated[
         str | None, Setting("Subject at which consumers are asked for, by a login that may not make them itself.")
     ] = None
+    asked: Annotated[Sequence[str], Setting("Other calls of the JetStream API, as patterns, that are asked for there.")] = ()
     connect_timeout_s: Annotated[
         float, Setting("Longest wait for one connection attempt.", "--nats-connect-timeout", least=0.1, most=300)
     ] = 5.0
@@ -156,6 +158,9 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
             raise ConnectError(f"the NATS context {where} has a {key} that is no string: {value!r}")
         return value or None
 
+    asked = values.get("headrace_asked", [])
+    if not isinstance(asked, list) or not all(isinstance(call, str) for call in asked):
+        raise ConnectError(f"the NATS context {where} has a headrace_asked that is no list of strings: {asked!r}")
     urls = tuple(u.strip() for u in (text("url") or DEFAULT_URL).split(",") if u.strip())
     return ConnectOptions(
         servers=urls,
@@ -172,6 +177,7 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
         inbox_prefix=text("inbox_prefix"),
         js_prefix=text("jetstream_api_prefix"),
         steward=text("headrace_steward"),
+        asked=tuple(asked),
     )
 
 

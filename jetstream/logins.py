@@ -18,6 +18,7 @@ from headrace.jetstream.core.api import API
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.permissions import PARTS_API, Permissions, permissions
 from headrace.jetstream.roles import Login
+from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
 SEED = ".nk"
@@ -67,6 +68,7 @@ def write_context(folder: Path, login: Login, *, url: str, prefix: str, tls: Map
     `tls`: `ca`, `cert` and `key`, as far as they are needed.
     """
     path = folder / (login.name + CONTEXT)
+    asked = permissions(Topology(Subjects(prefix)), login).asked
     context = {
         "description": f"headrace {login.name}",
         "url": url,
@@ -74,6 +76,7 @@ def write_context(folder: Path, login: Login, *, url: str, prefix: str, tls: Map
         "inbox_prefix": login.inbox,
         "jetstream_api_prefix": PARTS_API,
         **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
+        **({"headrace_asked": asked} if asked else {}),
         **(tls or {}),
     }
     fresh = path.with_suffix(".new")

@@ -30,6 +30,8 @@ class Permissions:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     consumers: tuple[str, ...] = ()  # calls that make a consumer, which the steward makes for the login
+    asked: tuple[str, ...] = ()  # other calls that the steward makes for the login, as far as they touch what it reaches:
+    reach: tuple[str, ...] = ()  # the subjects of messages, and the filters of consumers
 
 
 class RuleBook:
@@ -42,13 +44,16 @@ class RuleBook:
         self._steward = login.steward(self.p)
         self._publish: set[str] = set()
         self._consumers: set[str] = set()
+        self._asked: set[str] = set()
+        self._reach: set[str] = set()
         self._subscribe: set[str] = {f"{login.inbox}.>"}
 
     def permissions(self) -> Permissions:
         """Return what was collected."""
-        if self._consumers:
+        if self._consumers or self._asked:
             self._publish.add(self._steward)
-        return Permissions(*(tuple(sorted(found)) for found in (self._publish, self._subscribe, self._consumers)))
+        lists = (self._publish, self._subscribe, self._consumers, self._asked, self._reach)
+        return Permissions(*(tuple(sorted(found)) for found in lists))
 
     def tell(self, *subjects: str) -> None:
         """Let the login publish to these subjects of the deployment, without its prefix."""
@@ -98,10 +103,25 @@ class RuleBook:
         stream = self.s.stream(kind)
         self.api(f"CONSUMER.CREATE.{stream}.*.{pattern}", f"CONSUMER.MSG.NEXT.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
 
-    def drop_consumers(self, *kinds: str) -> None:
-        """Let the login list and delete the consumers of these streams."""
-        for kind in kinds:
-            self.api(f"CONSUMER.LIST.{self.s.stream(kind)}", f"CONSUMER.DELETE.{self.s.stream(kind)}.*")
+    def of_own_pool(self, kind: str, *patterns: str) -> None:
+        """Let the login read and delete the messages of a stream, and list and delete its consumers, with these subjects only.
+
+        The server's calls name the stream, which all pools share: the steward looks at what they touch. A login of all pools
+        makes the calls itself.
+        """
+        stream = self.s.stream(kind)
+        if self.pool == "*":
+            self.scan(kind)
+            self.remove(kind)
+            self.api(f"CONSUMER.LIST.{stream}", f"CONSUMER.DELETE.{stream}.*")
+            return
+        self._asked |= {
+            f"STREAM.MSG.GET.{stream}",
+            f"STREAM.MSG.DELETE.{stream}",
+            f"CONSUMER.LIST.{stream}",
+            f"CONSUMER.DELETE.{stream}.*",
+        }
+        self._reach |= {f"{self.p}.{pattern}" for pattern in patterns}
 
     # Buckets:
 
@@ -154,9 +174,8 @@ class RuleBook:
     def move_work(self) -> None:
         """Let the login place requests on workers of its pool, and take those of dead workers away again."""
         self.tell(f"work.{self.pool}.*", f"ev.{self.pool}", f"dlq.{self.pool}")
-        self.scan("WORK")
-        self.remove("WORK")
-        self.drop_consumers("WORK", "PREFILL")
+        self.of_own_pool("WORK", f"work.{self.pool}.*")
+        self.of_own_pool("PREFILL", f"prefill.{self.pool}", f"prefill.{self.pool}.*")
         self.record("members", f"worker.{self.pool}.*")  # obituaries of workers that are known to be dead
         self.look_up("members", "state")
         self.watch("members")
@@ -180,7 +199,7 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
     book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
     book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
-    book.hear("out.*", "judge.*", "ev.*", "quota.open", "cancel.jobs")
+    book.hear("out.*", "judge.*", "ev.*", "quota.open", "cancel.jobs", "audit")
     book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
     book.record("members", "ingress.*", "worker.*.*")
     book.record("state", "*", "*.*", "*.*.*")
@@ -229,7 +248,6 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.consume("WORK", "*", f"{book.p}.work.{book.pool}.*")
     book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}")
     book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}.*")
-    book.remove("PREFILL")
     book.scan("LOAD")
     book.record("members", f"janitor.{book.pool}")
     book.record("state", "drained.*", f"janitor.{book.pool}")

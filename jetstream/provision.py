@@ -162,17 +162,23 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
 
 
 async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
-    """Make a stream what it should be. A login that may not is given a while in which another process may do so."""
+    """Make a stream what it should be. A login that may not is given a while in which another process may do so.
+
+    A login that asks a steward for its consumers makes no streams either, so it does not try.
+    """
     deadline = asyncio.get_running_loop().time() + OPERATOR_S
     while not await _is_right(connection, spec):
-        try:
-            return await _made(connection, spec)
-        except AccessDenied as error:
-            if asyncio.get_running_loop().time() >= deadline:
-                return TopologyError(
-                    f"stream {spec.name} is missing or differs, and this login may not change it ({error}): "
-                    "run `headrace streams apply` as the operator"
-                )
+        why = "the steward or `headrace up` makes it"
+        if not connection.api.steward:
+            try:
+                return await _made(connection, spec)
+            except AccessDenied as error:
+                why = str(error)
+        if asyncio.get_running_loop().time() >= deadline:
+            return TopologyError(
+                f"stream {spec.name} is missing or differs, and this login may not change it ({why}): "
+                "run `headrace streams apply` as the operator"
+            )
         await asyncio.sleep(LOOK_AGAIN_S)
     return None
 

@@ -1,5 +1,6 @@
 """Declares the settings of the embedded NATS server."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,6 +23,10 @@ class ServerSettings:
             "--nats-login",
         ),
     ] = "none"
+    tenants: Annotated[
+        Sequence[str],
+        Setting("Tenants that store jobs over NATS themselves: each gets a login of its own.", "--nats-tenants"),
+    ] = ()
     tls_cert: Annotated[
         str | None,
         Setting("Certificate of the embedded NATS server, PEM: it then takes TLS only.", "--nats-server-cert", kind="path"),

@@ -1,13 +1,15 @@
-"""Makes consumers for logins that may not make them, because the maker of a consumer says where its messages go.
+"""Makes consumers for logins that may not make them, because the maker of a consumer says where its messages go, and calls
+that logins may make for their own pool only.
 
 A login asks at a subject of its own, `<prefix>.steward.<role>.<pool or tenant>`, so that the subject says who asks.  The
-steward holds the login to its rules (`Permissions.consumers`) and makes pull consumers only, whose messages go to the inbox of
-the process that pulls.  The answer is that of the server's API.
+steward holds the login to its rules (`Permissions.consumers`, `asked`, `reach`) and makes pull consumers only, whose messages
+go to the inbox of the process that pulls.  The answer is that of the server's API, compressed if no message would hold it.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -19,6 +21,7 @@ from headrace.jetstream.core.api import CONSUMER_CREATE, ApiError
 from headrace.jetstream.core.origin import SubjectPattern
 from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.permissions import permissions
+from headrace.jetstream.pool_calls import NotTheirs, PoolCalls
 from headrace.jetstream.ports import Message
 from headrace.jetstream.roles import Login, RoleName
 from headrace.jetstream.tasks import TaskScope
@@ -59,7 +62,7 @@ _CALL = re.compile(r"CONSUMER\.CREATE\.[A-Za-z0-9_$~*>.-]+\Z")  # nothing that c
 
 class _Wish(msgspec.Struct, frozen=True):
     call: str
-    body: dict[str, Any]
+    body: dict[str, Any] | None = None
 
 
 def login_of(subject: str, topology: Topology) -> Login:
@@ -99,6 +102,7 @@ class Steward:
         self._connection = connection
         self._topology = topology
         self._tasks = tasks
+        self._calls = PoolCalls(connection.api)
 
     async def start(self) -> None:
         """Answer from now on, while the connection is open."""
@@ -113,22 +117,33 @@ class Steward:
         except (SubjectError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._answer(message.reply, REFUSED, f"the wish cannot be read: {error}")
             return
-        why = refusal(self._topology, login, wish.call, wish.body)
-        if why:
-            log.warning("consumer.refused", login=login.name, call=wish.call[:256], reason=why)
-            self._answer(message.reply, REFUSED, why)
+        if wish.call.startswith(CONSUMER_CREATE) and (why := refusal(self._topology, login, wish.call, wish.body or {})):
+            self._refuse(login, wish, message.reply, why)
         else:
-            self._tasks.spawn_guarded(self._make(wish, message.reply), lambda error: self._failed(message.reply, error))
+            work = self._make(login, wish, message.reply)
+            self._tasks.spawn_guarded(work, lambda error: self._failed(message.reply, error))
 
-    async def _make(self, wish: _Wish, reply: str) -> None:
+    async def _make(self, login: Login, wish: _Wish, reply: str) -> None:
         try:
-            made = await self._connection.api.call(wish.call, wish.body)
+            if wish.call.startswith(CONSUMER_CREATE):
+                made = await self._connection.api.call(wish.call, wish.body)
+            else:
+                made = await self._calls.make(permissions(self._topology, login), wish.call, wish.body)
+        except NotTheirs as error:
+            self._refuse(login, wish, reply, str(error))
         except ApiError as error:
             self._answer(reply, error.err_code, error.description)
         except JetStreamError as error:
             self._answer(reply, NOT_MADE, str(error))
         else:
-            self._connection.send(reply, msgspec.json.encode(made))
+            answer = msgspec.json.encode(made)
+            if len(answer) > self._connection.max_payload:  # the server's base64 of a message that is almost as large
+                answer = zlib.compress(answer, 1)
+            self._connection.send(reply, answer)
+
+    def _refuse(self, login: Login, wish: _Wish, reply: str, why: str) -> None:
+        log.warning("consumer.refused", login=login.name, call=wish.call[:256], reason=why)
+        self._answer(reply, REFUSED, why)
 
     def _failed(self, reply: str, error: Exception) -> None:
         log.error("consumer.not_made", error=str(error), kind=type(error).__name__)

@@ -22,6 +22,7 @@ MOVED_CLASSES: frozenset[str] = frozenset(
 BATCH_CLASSES: frozenset[str] = frozenset({"rb", "batch"})  # they get the capacity that the others leave
 DEFAULT_TENANT = "_"
 
+_HIDDEN_MARK = "~"  # in no token
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HASHED = re.compile(r"-[0-9a-f]{24}\Z")
 _NOT_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
@@ -64,6 +65,11 @@ def tenant_token(tenant: str) -> str:
     if _TOKEN.match(tenant) and len(tenant) <= 49 and not _HASHED.search(tenant):
         return tenant
     return f"{slug(tenant, length=24)}-{hashlib.sha256(tenant.encode()).hexdigest()[:24]}"
+
+
+def tenant_owner(tenant: str) -> str:
+    """Return the owner under which what a tenant, given as its token, has used is counted."""
+    return f"t-{tenant}"
 
 
 class RequestSubject(NamedTuple):
@@ -209,6 +215,38 @@ class Subjects:
         """Return the subject of a counter: what a key or a tenant used of something in one window of time."""
         return f"{self.prefix}.quota.{check_token(owner, 'owner')}.{check_token(kind, 'kind')}.{window}"
 
+    def of_tenant(self, tenant: str) -> dict[str, str]:
+        """Return the filter of a tenant's messages in each stream whose subjects name the tenant, by kind of stream."""
+        token, p = check_token(tenant, "tenant"), self.prefix
+        return {
+            "JOB": f"{p}.job.*.{token}",
+            "REQ": f"{p}.req.*.*.{token}",
+            "MOVED": f"{p}.req.*.*.{token}",
+            "RSP": f"{p}.rsp.{token}.*",
+            "RESULT": f"{p}.result.{token}.*",
+            "QUOTA": f"{p}.quota.{tenant_owner(token)}.*.*",
+        }
+
+    def tenant_of(self, subject: str) -> str | None:
+        """Return the tenant that a subject of a queue names, None if it names none."""
+        parts = subject.split(".")
+        if parts[0] != self.prefix or len(parts) < 2:
+            return None
+        place = {"req": (5, 4), "job": (4, 3)}.get(parts[1])
+        return parts[place[1]] if place is not None and len(parts) == place[0] else None
+
+    def all_dead_letters(self) -> str:
+        """Return the filter for the dead letters of all pools."""
+        return f"{self.prefix}.dlq.>"
+
+    def all_placements(self) -> str:
+        """Return the filter for the recorded placements of all pools."""
+        return f"{self.prefix}.route.*"
+
+    def audit(self) -> str:
+        """Return the subject on which commands of operators are told to frontends, which write them into the audit log."""
+        return f"{self.prefix}.audit"
+
     def quota_open(self) -> str:
         """Return the subject on which frontends tell each other how many requests are open, by owner."""
         return f"{self.prefix}.quota.open"
@@ -236,8 +274,16 @@ class Subjects:
     def req_consumer(self, pool: str, request_class: RequestClass) -> str:
         return f"REQ_{check_token(pool, 'pool')}_{request_class}"
 
-    def work_consumer(self, worker: str) -> str:
-        return f"W_{check_token(worker, 'worker')}"
+    def work_consumer(self, worker: str, secret: str = "") -> str:
+        """Return the consumer of one worker's work. With a secret in it, only that worker can pull from it.
+
+        A login may pull from every consumer of a stream whose name it knows.
+        """
+        return f"W_{check_token(worker, 'worker')}{_HIDDEN_MARK if secret else ''}{secret}"
+
+    def work_consumer_owner(self, consumer: str) -> str:
+        """Return the worker whose consumer has this name."""
+        return consumer.removeprefix("W_").partition(_HIDDEN_MARK)[0]
 
     def job_consumer(self, model_slug: str) -> str:
         return f"JOB_{check_token(model_slug, 'model slug')}"

@@ -296,11 +296,14 @@ def job_consumer(subjects: Subjects, model_slug: str) -> ConsumerSpec:
     )
 
 
-def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
-    """Return the consumer of one worker. It expires when that worker has been gone for long; its messages stay."""
+def work_consumer(subjects: Subjects, pool: str, worker: str, secret: str = "") -> ConsumerSpec:
+    """Return the consumer of one worker. It expires when that worker has been gone for long; its messages stay.
+
+    `secret`: what only this worker knows of its name.
+    """
     return ConsumerSpec(
         stream=subjects.stream("WORK"),
-        name=subjects.work_consumer(worker),
+        name=subjects.work_consumer(worker, secret),
         filter_subjects=(subjects.work(pool, worker),),
         ack_wait_s=REQ_ACK_WAIT_S,
         max_ack_pending=65536,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
@@ -194,7 +195,13 @@ async def _serve(
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
-        deps = WorkerDeps(messaging=connection, subjects=subjects, settings=_session_settings(settings, info), frames=frames)
+        deps = WorkerDeps(
+            messaging=connection,
+            subjects=subjects,
+            settings=_session_settings(settings, info),
+            frames=frames,
+            secret=secrets.token_hex(16) if connection.options.steward else "",
+        )
         probe = EngineProbe(engine, runtime, info, token=started.token)
         ports = EnginePorts(
             executor=runtime,

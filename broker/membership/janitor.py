@@ -83,13 +83,20 @@ class Janitor:
             if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
                 continue
             moved = await self._mover.move_all(worker, died=True, reason="worker_gone")
-            await self._messaging.delete_consumer(stream, self._subjects.work_consumer(worker))
+            for consumer in await self._consumers_of(worker):
+                await self._messaging.delete_consumer(stream, consumer)
             own_jobs = self._subjects.prefill_consumer(self._pool, worker)
             await self._messaging.delete_consumer(self._subjects.stream("PREFILL"), own_jobs)
             self._seen.discard(worker)
             if moved:
                 log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
         self._seen |= live
+
+    async def _consumers_of(self, worker: str) -> set[str]:
+        """Return the names of a worker's consumers of WORK, which may have a part that only the worker knew."""
+        own = self._subjects.work(self._pool, worker)
+        listed = await self._messaging.consumer_subjects(self._subjects.stream("WORK"))
+        return {self._subjects.work_consumer(worker), *(name for name, subjects in listed.items() if own in subjects)}
 
     async def _with_consumer(self) -> set[str]:
         """Return the workers of the pool that have a consumer of WORK, dead or alive. Raises JetStreamError."""

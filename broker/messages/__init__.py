@@ -79,6 +79,7 @@ from headrace.broker.messages.operating import (
     Wake,
     WorkerCommand,
 )
+from headrace.broker.messages.operator_acts import OperatorAct
 from headrace.broker.messages.placements import Candidate, Decided, Explain, Explanation, Routed, RouterControl
 from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
@@ -159,6 +160,7 @@ __all__ = [
     "LoadAdapter",
     "LoadReport",
     "Operated",
+    "OperatorAct",
     "Parsing",
     "Part",
     "Pause",

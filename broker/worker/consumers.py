@@ -17,7 +17,7 @@ class WorkerConsumers:
         self._state = state
         self._prefill = prefill
         self._requests = [request_consumer(deps.subjects, state.pool, name) for name in REQUEST_CLASSES]
-        self.work = work_consumer(deps.subjects, state.pool, state.worker)
+        self.work = work_consumer(deps.subjects, state.pool, state.worker, deps.secret)
 
     async def ensure(self) -> None:
         """Make the consumers, or update them. Raises JetStreamError."""

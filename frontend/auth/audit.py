@@ -8,8 +8,12 @@ from typing import Any
 
 import structlog
 
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
 from headrace.broker.keys.records import KeyRecord
+from headrace.broker.messages import OperatorAct
 from headrace.frontend.auth.caller import caller_of
+from headrace.jetstream.ports import Message
 
 log = structlog.get_logger()
 
@@ -71,3 +75,13 @@ def key_changed(old: KeyRecord | None, new: KeyRecord | None) -> None:
     else:
         event = "audit.key_rotated" if new.hashes != old.hashes else "audit.key_changed"
     log.warning(event, key=record.id, name=record.name, tenant=record.tenant, scopes=record.scopes, by=record.created_by)
+
+
+def operator_acted(message: Message) -> None:
+    """Log a command of an operator, as the process that ran it has told."""
+    try:
+        act = decode(OperatorAct, message.data)
+    except WireError as error:
+        log.warning("audit.unreadable", error=str(error))
+        return
+    log.warning("audit.operator_command", command=act.command, by=act.by, details=act.details)

@@ -10,6 +10,7 @@ from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.meter import Meter
 from headrace.frontend.auth.usage_window import UsageWindow
 from headrace.frontend.errors import QuotaExceeded
+from headrace.jetstream.subjects import tenant_owner
 
 _ENDS = (b"limit", b"remaining", b"reset")
 _OPENAI = tuple(tuple(b"x-ratelimit-%b-%b" % (end, kind) for end in _ENDS) for kind in (b"requests", b"tokens"))
@@ -29,7 +30,7 @@ class Quotas:
         """Hold these limits of tenants from now on."""
         self._tenants = limits
         for tenant, each in limits.items():
-            self._meter(f"t-{tenant}", "this tenant", each)
+            self._meter(tenant_owner(tenant), "this tenant", each)
 
     def enter(self, caller: Caller, tenant: str) -> Hold | None:
         """Count a request that begins; None if nothing is limited. Raises QuotaExceeded with the headers for the answer."""
@@ -40,7 +41,7 @@ class Quotas:
         if key_limits is not NO_LIMITS:
             meters.append(self._meter(f"k-{caller.key}", "this API key", key_limits))
         if tenant_limits is not None:
-            meters.append(self._meter(f"t-{tenant}", "this tenant", tenant_limits))
+            meters.append(self._meter(tenant_owner(tenant), "this tenant", tenant_limits))
         now = self._wall()
         hold = Hold(meters, self._wall)
         try:
@@ -59,7 +60,7 @@ class Quotas:
         """Count the tokens of a stored job of a tenant that has limits."""
         limits = self._tenants.get(tenant)
         if limits is not None:
-            self._meter(f"t-{tenant}", "this tenant", limits).count_tokens(self._wall(), tokens)
+            self._meter(tenant_owner(tenant), "this tenant", limits).count_tokens(self._wall(), tokens)
 
     def meters(self) -> Iterable[Meter]:
         """Return all meters that are in use."""

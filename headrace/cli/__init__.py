@@ -25,6 +25,7 @@ from headrace.cli.jobs import add_jobs, add_submit
 from headrace.cli.keys import add_keys
 from headrace.cli.logins import add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
+from headrace.cli.tenant import add_tenant
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.cli.trace import add_trace
 from headrace.commands.groups import show_help
@@ -89,6 +90,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "trace": ("tell what happened to a request, when, where and why", add_trace),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
+    "tenant": ("export or delete all that is stored of a tenant", add_tenant),
     "init": ("make the logins of a deployment for a nats-server of your own", add_init),
     "steward": ("keep streams and make consumers for parts that log in with a role", add_steward),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),

@@ -178,6 +178,14 @@ KEYS = """examples:
 scopes: generate, embed, tokens, models, stored, files, batches (these are the default); priority, direct (choosing workers and
 asking why), act_as (other tenants by x-headrace-tenant), metrics, admin. All frontends obey within a second."""
 
+TENANT = """examples:
+  headrace tenant export acme --out acme-data     all that is stored of acme, with a manifest
+  headrace tenant delete acme                     says what would be deleted
+  headrace tenant delete acme --yes               deletes it; run again after an interruption
+
+A tenant is named as its keys and headers name it; `_` is that of requests without one. The keys of a deleted tenant are revoked
+and stay listed. Not among it: logs, and what the nats-server's disk still holds of deleted messages."""
+
 CHAOS = """examples:
   headrace chaos --minutes 3 --seed 7
   headrace chaos --mode disagg --fault 'prefill kill' --fault 'nats restart'

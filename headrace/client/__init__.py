@@ -10,7 +10,7 @@
 """
 
 from headrace.client.client import Client, ClientOptions, Job, connect
-from headrace.client.errors import ClientError, JobFailed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
+from headrace.client.errors import ClientError, JobFailed, NotAllowed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
 from headrace.client.requests import Request
 from headrace.client.results import Result
 
@@ -20,6 +20,7 @@ __all__ = [
     "ClientOptions",
     "Job",
     "JobFailed",
+    "NotAllowed",
     "NotConfirmed",
     "NotSubmitted",
     "Request",

@@ -16,10 +16,11 @@ from headrace.broker.durable.names import job_token
 from headrace.broker.errors import WireError
 from headrace.broker.messages import JobStatus
 from headrace.broker.models.cards import ModelCard
-from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
+from headrace.client.errors import NotAllowed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
 from headrace.client.listing import ListedJob, find_open, list_jobs
+from headrace.client.named_results import NamedResults, tenant_of_login
 from headrace.client.requests import JobMessage, Request, as_request, message_of
-from headrace.client.results import Result, ResultReader, read_result
+from headrace.client.results import Result, ResultReader
 from headrace.jetstream.client import Connection
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
@@ -65,9 +66,19 @@ async def connect(url: str | None = None, options: ClientOptions | None = None) 
     nats = options.nats or replace(login, servers=(address,) if address else login.servers, name="headrace client")
     subjects = Subjects(prefix)
     async with await Connection.connect(nats, subjects=subjects) as connection:
-        client = Client(connection, subjects, options)
+        client = client_of(connection, subjects, options)
         async with client.reading():
             yield client
+
+
+def client_of(connection: Connection, subjects: Subjects, options: ClientOptions) -> Client:
+    """Return a client on a connection. That of a tenant's login speaks for this tenant. Raises NotAllowed for another one."""
+    tenant = tenant_of_login(connection.options, subjects.prefix)
+    if tenant is None:
+        return Client(connection, subjects, options)
+    if options.tenant != DEFAULT_TENANT and tenant_token(options.tenant) != tenant:
+        raise NotAllowed(f"the login is of the tenant {tenant!r} and cannot speak for {options.tenant!r}")
+    return Client(connection, subjects, replace(options, tenant=tenant), NamedResults(connection, subjects, tenant))
 
 
 class Job:
@@ -93,13 +104,23 @@ class Job:
 class Client:
     """Jobs of one tenant. Results are read inside `reading`, which `connect` enters."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        options: ClientOptions | None = None,
+        results: NamedResults | None = None,
+    ) -> None:
+        """`results`: for the login of a tenant, which can neither list nor cancel. Its name is a subject token already."""
         self.options = options or ClientOptions()
         self.messaging = messaging
         self.subjects = subjects
-        self.tenant = tenant_token("" if self.options.tenant == DEFAULT_TENANT else self.options.tenant)
+        self.tenant = self.options.tenant
+        if results is None:
+            self.tenant = tenant_token("" if self.options.tenant == DEFAULT_TENANT else self.options.tenant)
+        self._limited = results is not None
         self._canceller = JobCanceller(messaging, subjects, wall=time.time)
-        self._results = ResultReader(messaging, subjects, self.tenant)
+        self._results = results or ResultReader(messaging, subjects, self.tenant)
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -152,6 +173,8 @@ class Client:
 
     async def only_model(self) -> str:
         """Return the name of the one model that is known. Raises NotSubmitted if there are none or several."""
+        if self._limited:
+            raise NotSubmitted("the request names no model, and the login of a tenant cannot look which are known: name one")
         entries = await self.messaging.bucket(self.subjects.bucket("models")).entries()
         found = set()
         for entry in entries:
@@ -214,14 +237,19 @@ class Client:
         return list(await asyncio.gather(*(self.result(job, timeout_s=timeout_s) for job in jobs)))
 
     async def jobs(self, *, limit: int = 100) -> list[ListedJob]:
-        """List jobs that have not ended, oldest first, then the latest results; at most `limit` of each."""
+        """List jobs that have not ended, oldest first, then the latest results; at most `limit` of each.
+
+        Raises NotAllowed for the login of a tenant.
+        """
+        self._need_all("list jobs")
         return await list_jobs(self.messaging, self.subjects, self.tenant, limit=limit)
 
     async def cancel(self, job: str) -> JobStatus:
         """End a job as `cancelled` unless it has ended, and return the status that stands: maybe `done`.
 
-        Raises UnknownJob for an id that neither the queue nor the results have.
+        Raises UnknownJob for an id that neither the queue nor the results have, and NotAllowed for the login of a tenant.
         """
+        self._need_all("cancel jobs")
         waiting = await find_open(self.messaging, self.subjects, self.tenant, job)
         found = await self.peek(job)  # after the queue: a job leaves that when its result is stored
         if found is not None:
@@ -232,7 +260,16 @@ class Client:
 
     async def peek(self, job: str) -> Result | None:
         """Return the result of a job if it has ended; None if it has not, or is not known."""
-        return await read_result(self.messaging, self.subjects, self.tenant, job)
+        return await self._results.peek(job)
+
+    async def is_open(self, job: str) -> bool:
+        """Return True if a job waits or runs. Raises NotAllowed for the login of a tenant."""
+        self._need_all("look at the queue")
+        return await find_open(self.messaging, self.subjects, self.tenant, job) is not None
+
+    def _need_all(self, what: str) -> None:
+        if self._limited:
+            raise NotAllowed(f"the login of the tenant {self.tenant!r} cannot {what}; its results can be read by their ids")
 
 
 async def _aiter(requests: Iterable[Given] | AsyncIterable[Given]) -> AsyncIterator[Given]:

@@ -6,6 +6,7 @@ HeadraceError
     ├── NotConfirmed    the job may be stored or not; submit it again under the same id
     ├── ResultTimeout   the job has no result yet; it goes on all the same
     ├── UnknownJob      neither the queue nor the results have a job of this id
+    ├── NotAllowed      the login cannot do this, or not for this tenant
     └── JobFailed       the job ended without an answer; `status` says how
 
 The server's own errors (`headrace.jetstream.errors`) pass through where no job is concerned, when connecting for example.
@@ -43,6 +44,10 @@ class ResultTimeout(ClientError):
 
 class UnknownJob(ClientError):
     """There is no such job."""
+
+
+class NotAllowed(ClientError):
+    """The login of a tenant cannot do this, or not for another tenant."""
 
 
 class JobFailed(ClientError):

@@ -87,12 +87,6 @@ class Result:
         }
 
 
-async def read_result(messaging: Messaging, subjects: Subjects, tenant: str, job: str) -> Result | None:
-    """Read the result of a job from the stream; None if there is none yet. Raises JetStreamError, ClientError."""
-    found = await messaging.subject_messages(subjects.stream("RESULT"), subjects.result(tenant, job_token(job)), limit=1)
-    return await load_result(messaging, subjects, found[0].data) if found else None
-
-
 async def load_result(messaging: Messaging, subjects: Subjects, data: bytes) -> Result:
     """Decode a result, and fetch its object if it has one. Raises ClientError for one that cannot be read."""
     try:
@@ -162,7 +156,7 @@ class ResultReader:
 
     async def _complete(self, future: asyncio.Future[Result], data: bytes) -> None:
         try:
-            result = await load_result(self._messaging, self._subjects, data)
+            result = await self._load(data)
         except (ClientError, JetStreamError) as error:
             if not future.done():
                 future.set_exception(error)
@@ -174,11 +168,21 @@ class ResultReader:
         """Read the result of a job. A failure is left to the next look."""
         with contextlib.suppress(JetStreamError):
             async with self._gate:
-                found = await self._messaging.subject_messages(
-                    self._stream, self._subjects.result(self._tenant, token), limit=1
-                )
-            if found and not future.done():
-                await self._complete(future, found[0].data)
+                found = await self._find(token)
+            if found is not None and not future.done():
+                await self._complete(future, found)
+
+    async def _find(self, token: str) -> bytes | None:
+        found = await self._messaging.subject_messages(self._stream, self._subjects.result(self._tenant, token), limit=1)
+        return found[0].data if found else None
+
+    async def _load(self, data: bytes) -> Result:
+        return await load_result(self._messaging, self._subjects, data)
+
+    async def peek(self, job: str) -> Result | None:
+        """Return the result of a job if it has ended. Raises JetStreamError, ClientError."""
+        found = await self._find(job_token(job))
+        return None if found is None else await self._load(found)
 
     async def wait(self, job: str) -> Result:
         """Wait for the result of a job, however long that takes. Raises ClientError for one that cannot be read."""

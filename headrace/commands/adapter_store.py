@@ -8,6 +8,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from headrace.commands.audit import announce
 from headrace.commands.byte_sizes import size
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
@@ -38,7 +39,9 @@ def push_adapter(settings: Settings, name: str, folder: Path) -> int:
             async with messaging.objects(names.bucket(STORE)).writer(name) as writer:
                 while piece := archive.read(PIECE):
                     await writer.write(piece)
-                return await writer.commit()
+                stored = await writer.commit()
+            announce(messaging, names, "adapter push", adapter=name, sha256=stored.digest)
+            return stored
 
     stored = connected(settings, push, name="headrace adapter push")
     sys.stdout.write(f"{name}: {size(stored.size)}, sha256 {stored.digest}; load it from store://{name}\n")
@@ -74,6 +77,7 @@ def remove_adapter(settings: Settings, name: str) -> int:
         except ObjectNotFound:
             return False
         await store.delete(name)
+        announce(messaging, names, "adapter rm", adapter=name)
         return True
 
     if not connected(settings, remove, name="headrace adapter rm"):

@@ -14,6 +14,7 @@ from headrace.broker.messages import LoadAdapter, UnloadAdapter
 from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, AdapterReply
 from headrace.broker.models.card_store import ListedModel, list_models, remove_model
 from headrace.broker.models.cards import UNLOAD_GRACE_S
+from headrace.commands.audit import announce
 from headrace.commands.control import check_grace, find_worker, live_workers
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
@@ -80,7 +81,9 @@ def forget_model(settings: Settings, name: str) -> int:
     """Run `headrace model rm`. Raises CommandError while the model has live workers, or when none has that name."""
 
     async def forget(messaging: Messaging, names: Subjects) -> list[str]:
-        return [card.pool for card in await remove_model(messaging, names, name)]
+        pools = [card.pool for card in await remove_model(messaging, names, name)]
+        announce(messaging, names, "model rm", model=name, pools=pools)
+        return pools
 
     for pool in _connected(settings, forget, "headrace model rm"):
         sys.stdout.write(f"{name} ({pool}) is forgotten: requests for it get 404 from now on\n")

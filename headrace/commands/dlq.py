@@ -18,6 +18,7 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import DeadLetter, Unreadable
+from headrace.commands.audit import announce
 from headrace.commands.control_client import columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
@@ -175,7 +176,9 @@ def drop_letters(
             # One of unknown age is not older than anything: only --all takes it.
             chosen = [letter for letter in await letters(messaging, names) if everything or 0 < letter.at < before]
         numbers = dict.fromkeys(letter.seq for letter in chosen)
-        return [seq for seq in numbers if await messaging.delete_message(names.stream("DLQ"), seq)]
+        gone = [seq for seq in numbers if await messaging.delete_message(names.stream("DLQ"), seq)]
+        announce(messaging, names, "dlq drop", letters=gone)
+        return gone
 
     dropped = connected(settings, drop, name="headrace dlq")
     if as_json:

@@ -22,6 +22,7 @@ from headrace.broker.messages import Envelope, Generation, Pooling
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.output_parts import plain
 from headrace.broker.settings import IngressSettings
+from headrace.commands.audit import announce
 from headrace.commands.control_client import connected
 from headrace.commands.dlq import find_letter, letters
 from headrace.config.settings import Settings
@@ -105,6 +106,7 @@ def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: flo
             answer.break_off()
             raise
         dropped = not keep and await messaging.delete_message(names.stream("DLQ"), letter.seq)
+        announce(messaging, names, "dlq retry", letter=letter.seq, request=envelope.id, retried_as=job_id, dropped=dropped)
         if as_json:
             told = {"number": letter.seq, "request": envelope.id, "retried_as": job_id, "choices": answer.as_data()}
             sys.stdout.write(json.dumps({**told, "dropped": dropped}, indent=1) + "\n")

@@ -6,16 +6,18 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
 from headrace.broker.durable.names import job_token
 from headrace.broker.messages import JobProgress
-from headrace.client.client import Client, ClientOptions
-from headrace.client.errors import UnknownJob
-from headrace.client.listing import ListedJob, find_open
+from headrace.client.client import Client, ClientOptions, client_of
+from headrace.client.errors import NotAllowed, UnknownJob
+from headrace.client.listing import ListedJob
+from headrace.commands.audit import announce
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
@@ -23,11 +25,20 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 
+T = TypeVar("T")
 _EVENTS = 1024  # that may wait to be printed
 
 
 def _client(connection: Connection, names: Subjects, tenant: str) -> Client:
-    return Client(connection, names, ClientOptions(tenant=tenant, prefix=names.prefix))
+    return client_of(connection, names, ClientOptions(tenant=tenant, prefix=names.prefix))
+
+
+def _connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitable[T]]) -> T:
+    """Run `ask` with a connection. Raises CommandError also for what the login of a tenant cannot do."""
+    try:
+        return connected(settings, ask, name="headrace jobs")
+    except NotAllowed as error:
+        raise CommandError(str(error)) from None
 
 
 def list_jobs(settings: Settings, *, tenant: str, limit: int, as_json: bool) -> int:
@@ -36,7 +47,7 @@ def list_jobs(settings: Settings, *, tenant: str, limit: int, as_json: bool) -> 
     async def ask(connection: Connection, names: Subjects) -> list[ListedJob]:
         return await _client(connection, names, tenant).jobs(limit=limit)
 
-    found = connected(settings, ask, name="headrace jobs")
+    found = _connected(settings, ask)
     if as_json:
         sys.stdout.write(json.dumps([msgspec.to_builtins(job) for job in found], indent=1) + "\n")
         return EXIT_OK
@@ -55,11 +66,11 @@ def show_job(settings: Settings, job: str, *, tenant: str) -> int:
             return json.dumps(
                 {"status": result.status, "tokens": msgspec.to_builtins(result.tokens), **result.line()}, indent=1
             )
-        if await find_open(connection, names, client.tenant, job) is not None:
+        if await client.is_open(job):
             raise CommandError(f"job {job!r} has not ended: headrace jobs watch {job}")
         raise CommandError(f"there is no job {job!r} of this tenant, and no result of one")
 
-    sys.stdout.write(connected(settings, ask, name="headrace jobs") + "\n")
+    sys.stdout.write(_connected(settings, ask) + "\n")
     return EXIT_OK
 
 
@@ -69,11 +80,13 @@ def cancel_jobs(settings: Settings, jobs: Sequence[str], *, tenant: str) -> int:
     async def cancel(connection: Connection, names: Subjects) -> list[str]:
         client = _client(connection, names, tenant)
         try:
-            return [await client.cancel(job) for job in jobs]
+            ended: list[str] = [await client.cancel(job) for job in jobs]
+            announce(connection, names, "jobs cancel", tenant=client.tenant, jobs=list(jobs))
+            return ended
         except UnknownJob as error:
             raise CommandError(str(error)) from None
 
-    for job, status in zip(jobs, connected(settings, cancel, name="headrace jobs"), strict=True):
+    for job, status in zip(jobs, _connected(settings, cancel), strict=True):
         sys.stdout.write(f"{job}  {status}\n")
     return EXIT_OK
 
@@ -103,7 +116,7 @@ def watch_jobs(settings: Settings, job: str | None, *, tenant: str) -> int:
         sys.stdout.write(f"{_now()}  {job}  ended: {result.status}{': ' + result.error if result.error else ''}\n")
         return EXIT_OK if result.ok else EXIT_FAILURE
 
-    return connected(settings, watch, name="headrace jobs")
+    return _connected(settings, watch)
 
 
 async def _print(events: asyncio.Queue[Message]) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from headrace.commands.audit import announce
 from headrace.commands.byte_sizes import size
 from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
@@ -59,6 +60,8 @@ async def run_apply(connection: Connection, topology: Topology, parsed: argparse
     """Create and update streams. Returns what was changed, in the form of the plan."""
     plans = await plan(connection, topology)
     await ensure_topology(connection, topology)
+    if changed := [one.stream for one in plans if one.action != "keep"]:
+        announce(connection, topology.subjects, "streams apply", changed=changed)
     return _json([dataclasses.asdict(p) for p in plans]) if parsed.json else plan_table(plans, done=True)
 
 
@@ -79,6 +82,7 @@ async def run_purge(connection: Connection, topology: Topology, parsed: argparse
     if not parsed.yes:
         raise CommandError(f"this would remove all messages of {what} for good; add --yes to do it")
     count = await purge(connection, name, subject=parsed.subject)
+    announce(connection, topology.subjects, "streams purge", stream=name, subject=parsed.subject or "", purged=count)
     if parsed.json:
         return _json({"stream": name, "subject": parsed.subject, "purged": count})
     return f"{count} messages removed from {what}\n"

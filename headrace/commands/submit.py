@@ -18,8 +18,8 @@ import msgspec
 from tqdm import tqdm
 
 from headrace.broker.durable.names import job_token
-from headrace.client.client import Client, ClientOptions
-from headrace.client.errors import ClientError
+from headrace.client.client import Client, ClientOptions, client_of
+from headrace.client.errors import ClientError, NotAllowed
 from headrace.client.requests import Priority, Request
 from headrace.client.results import Result
 from headrace.commands.control_client import connected
@@ -53,10 +53,13 @@ def submit_file(settings: Settings, options: SubmitOptions) -> int:
     prefix = f"{digest[:16]}{options.again}"
 
     async def run(connection: Connection, names: Subjects) -> int:
-        client = Client(connection, names, ClientOptions(tenant=options.tenant, prefix=names.prefix, window=options.window))
+        wanted = ClientOptions(tenant=options.tenant, prefix=names.prefix, window=options.window)
         try:
+            client = client_of(connection, names, wanted)
             async with client.reading():
                 return await _submit(client, options, total, done, prefix)
+        except NotAllowed as error:
+            raise CommandError(str(error)) from error
         except ClientError as error:
             raise CommandError(f"{error}; run the same command again to go on") from error
 

@@ -102,9 +102,9 @@ def _handover(workers: Sequence[WorkerFacts]) -> Iterator[Finding]:
 
 
 def _ownerless(workers: Sequence[WorkerFacts], streams: Sequence[StreamFacts], names: Subjects) -> Iterator[Finding]:
-    live = {names.work_consumer(worker.id) for worker in workers}
+    live = {worker.id for worker in workers}
     work = next((s for s in streams if s.name == names.stream("WORK")), None)
-    lost = [c for c in (work.consumers if work else ()) if c.name not in live]
+    lost = [c for c in (work.consumers if work else ()) if names.work_consumer_owner(c.name) not in live]
     held = [c for c in lost if c.waiting or c.unacked]
     if held:
         told = ", ".join(f"{c.name} ({c.waiting + c.unacked})" for c in held)

@@ -14,7 +14,7 @@ from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.roles import Login
-from headrace.jetstream.subjects import pool_id
+from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.up.pools import every_pool
 
 FOLDER = "logins"
@@ -82,7 +82,8 @@ class ServerLogins:
 
     def _logins(self) -> Iterable[Login]:
         pools = {worker_login(pool) for _, pool in every_pool(self._settings)}
-        return {OPERATOR, Login("ingress"), Login("router"), *FOR_PEOPLE, *pools}
+        tenants = {Login("batch", tenant_token(tenant)) for tenant in self._settings["server.tenants"]}
+        return {OPERATOR, Login("ingress"), Login("router"), *FOR_PEOPLE, *pools, *tenants}
 
 
 def tls_files(settings: Settings) -> dict[str, str]:

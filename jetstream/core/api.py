@@ -7,10 +7,13 @@ that Headrace needs (priority groups) and cost more than they save.
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
 
+from headrace.jetstream.core.origin import SubjectPattern
 from headrace.jetstream.errors import (
     DiskFull,
     JetStreamDisabled,
@@ -26,6 +29,8 @@ from headrace.jetstream.errors import (
 
 API = "$JS.API"  # prefix of the calls in an account that has JetStream itself
 CONSUMER_CREATE = "CONSUMER.CREATE."
+MOST_ANSWER = 16 * 1024 * 1024  # bytes of an answer of a steward
+_COMPRESSED = b"x"  # begins what zlib has made, and no JSON
 ASK_AGAIN_S = 0.2  # while no steward answers
 
 STREAM_NOT_FOUND = 10059
@@ -82,14 +87,23 @@ class JsApi:
     """The JetStream API over one connection.
 
     With a `steward` consumers are not made by a call of this login, but asked for at that subject
-    (`headrace.jetstream.steward`).
+    (`headrace.jetstream.steward`), and so are calls that match a pattern of `asked`.
     """
 
-    def __init__(self, caller: Caller, *, prefix: str = API, steward: str = "", timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, caller: Caller, *, prefix: str = API, steward: str = "", asked: Iterable[str] = (), timeout_s: float = 5.0
+    ) -> None:
         self._caller = caller
         self._prefix = f"{prefix}."
         self._timeout_s = timeout_s
         self.steward = steward
+        self._asked = [SubjectPattern(pattern) for pattern in asked] if steward else []
+
+    def is_asked(self, call: str) -> bool:
+        """Return True for a call that is asked of the steward."""
+        if not self.steward:
+            return False
+        return call.startswith(CONSUMER_CREATE) or any(pattern.covers(call.encode()) for pattern in self._asked)
 
     def subject(self, call: str) -> str:
         """Return the subject of a call."""
@@ -97,7 +111,7 @@ class JsApi:
 
     async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Call the API. Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
-        asked = self.steward if self.steward and subject.startswith(CONSUMER_CREATE) else ""
+        asked = self.steward if self.is_asked(subject) else ""
         if asked:
             data = msgspec.json.encode({"call": subject, "body": body})
         else:
@@ -112,6 +126,8 @@ class JsApi:
             ) from None
         except RequestTimeout as error:
             raise RequestTimeout(str(error) if asked else f"the JetStream API did not answer {to} in time") from None
+        if asked and raw.startswith(_COMPRESSED):
+            raw = zlib.decompressobj().decompress(raw, MOST_ANSWER)
         fault = _answer.decode(raw).error
         if fault is not None:
             if fault.err_code in NOT_ENABLED:
@@ -129,7 +145,7 @@ class JsApi:
                 return await self._caller.request(to, data, timeout_s=max(left_s, ASK_AGAIN_S))
             except NoResponder:
                 if left_s <= ASK_AGAIN_S:
-                    raise RequestTimeout(f"no steward answers on {to}, which makes the consumers of this login") from None
+                    raise RequestTimeout(f"no steward answers on {to}, which this login asks for such calls") from None
             await asyncio.sleep(ASK_AGAIN_S)
 
 

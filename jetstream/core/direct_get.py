@@ -57,7 +57,9 @@ class Reader:
         self, stream: str, *, seq: int | None = None, last_of: str | None = None, timeout_s: float | None = None
     ) -> StoredMessage | None:
         """Read one message by sequence, or the last of a subject, from the stream's leader, which is never stale."""
-        query: dict[str, Any] = {"seq": seq} if last_of is None else {"last_by_subj": last_of}
+        return await self._one(stream, {"seq": seq} if last_of is None else {"last_by_subj": last_of}, timeout_s)
+
+    async def _one(self, stream: str, query: Mapping[str, Any], timeout_s: float | None) -> StoredMessage | None:
         try:
             answer = await self._api.call(f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s)
         except ApiError as error:
@@ -152,6 +154,8 @@ class Reader:
         self, stream: str, subject: str, *, limit: int, start_seq: int = 1, timeout_s: float = 5.0
     ) -> list[StoredMessage]:
         """Return the stored messages of one subject (or pattern) from a sequence on, oldest first."""
+        if self._api.is_asked(f"STREAM.MSG.GET.{stream}"):
+            return await self._following_one_by_one(stream, subject, limit, start_seq, timeout_s)
         found: list[StoredMessage] = []
         seq = start_seq
         while len(found) < limit:
@@ -164,6 +168,22 @@ class Reader:
             if not page:
                 break
             seq = page[-1].seq + 1
+        return found
+
+    async def _following_one_by_one(
+        self, stream: str, subject: str, limit: int, start_seq: int, timeout_s: float
+    ) -> list[StoredMessage]:
+        """Do the same by calls of a steward, which reads single messages only, and is not asked for what is not there."""
+        found: list[StoredMessage] = []
+        if not await self.subject_counts(stream, subject):
+            return found
+        seq = start_seq
+        while len(found) < limit:
+            message = await self._one(stream, {"seq": seq, "next_by_subj": subject}, timeout_s)
+            if message is None:
+                break
+            found.append(message)
+            seq = message.seq + 1
         return found
 
     async def last_of_each(self, stream: str, pattern: str, *, timeout_s: float = 5.0) -> list[StoredMessage]:

@@ -91,6 +91,7 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.cancel(pool),
         s.cancel_jobs(),
         s.find(pool),
+        s.audit(),
         f"{s.prefix}.unheard.of",
         "other.deployment",
     ]

@@ -27,7 +27,7 @@ _QUEUES = ("REQ", "MOVED", "WORK", "PREFILL")
 _REPORTS_S = 0.6  # load reports come five times a second
 _POLL_S = 0.5
 _OPEN_REQUESTS = re.compile(rb"^headrace_frontend_requests_in_flight (\S+)$", re.MULTILINE)
-_OWN_CONSUMER = re.compile(r"W_(?P<work>.+)|P_(?P<prefill>.+)_own")
+_OWN_CONSUMER = re.compile(r"W_(?P<work>[^~]+)(?:~.*)?|P_(?P<prefill>.+)_own")
 
 
 @dataclass(frozen=True, slots=True)

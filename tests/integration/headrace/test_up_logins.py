@@ -18,7 +18,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from headrace.client.client import ClientOptions, connect
+from headrace.client import ClientOptions, NotAllowed, NotSubmitted, connect
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import AccessDenied
 from headrace.jetstream.subjects import Subjects
@@ -33,7 +33,8 @@ MODEL = "sim"
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("logins")
-    with routed_up(folder, "--nats-login", "roles", "--workers", "2", "--log-format", "json") as running:
+    wanted = ("--nats-login", "roles", "--nats-tenants", "acme,rival")
+    with routed_up(folder, *wanted, "--workers", "2", "--log-format", "json") as running:
         yield running
 
 
@@ -168,6 +169,49 @@ async def test_a_client_of_the_data_folder_submits_jobs(up: RunningUp) -> None:
     assert not violations(up)
 
 
+def context_of(up: RunningUp, login: str) -> Path:
+    return folder_of(up) / ".headrace" / "nats" / "logins" / f"{login}.json"
+
+
+async def test_a_tenant_submits_jobs_with_its_own_login_and_reads_their_results(up: RunningUp) -> None:
+    nats = ConnectOptions.from_context(str(context_of(up, "batch-acme")))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    async with connect(options=ClientOptions(nats=nats)) as client:
+        assert client.tenant == "acme"
+        job = await client.submit(body, id="one", priority="std")
+        assert (await job.result(timeout_s=TIMEOUT_S)).ok
+        again = await client.submit(body, id="one")
+        assert again.known
+        assert (await again.result(timeout_s=TIMEOUT_S)).text
+        answered = [result.ok async for result in client.submit_all([body] * 40, window=16, priority="std")]
+        assert answered == [True] * 40
+        assert await client.peek("never") is None
+        for refused in (client.jobs(), client.cancel("one"), client.only_model()):
+            with pytest.raises((NotAllowed, NotSubmitted), match="login of"):
+                await refused
+    with pytest.raises(NotAllowed, match="cannot speak for 'rival'"):
+        async with connect(options=ClientOptions(nats=nats, tenant="rival")):
+            pass
+    rival = ConnectOptions.from_context(str(context_of(up, "batch-rival")))
+    async with connect(options=ClientOptions(nats=rival)) as other:
+        assert await other.peek("one") is None
+    assert not violations(up)
+
+
+def test_commands_for_jobs_work_with_the_login_of_a_tenant(up: RunningUp, tmp_path: Path) -> None:
+    lines, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    lines.write_text((json.dumps(body) + "\n") * 8)
+    login = ("--nats-context", str(context_of(up, "batch-acme")))
+    headrace(up, "submit", str(lines), "--out", str(results), "--priority", "std", *login)
+    assert len(results.read_text().splitlines()) == 8
+    with pytest.raises(AssertionError, match="cannot list jobs"):
+        headrace(up, "jobs", "ls", *login)
+    with pytest.raises(AssertionError, match="cannot speak for 'rival'"):
+        headrace(up, "submit", str(lines), "--out", str(tmp_path / "no.jsonl"), "--tenant", "rival", *login)
+    assert not violations(up)
+
+
 def test_a_stream_survives_the_death_of_its_worker(openai: OpenAI, up: RunningUp) -> None:
     stream = openai.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Tell me much."}], max_tokens=400, stream=True
@@ -190,6 +234,7 @@ def test_the_deployment_goes_on_after_a_restart_of_its_server(openai: OpenAI, up
     up.until("another server", lambda: up.state()["nats"]["pid"] not in (None, before))
     up.until("an answer", up.answers, 60)
     assert chat(openai, "After the restart.")
+    assert not violations(up)  # its memory streams are gone: parts wait for the operator, who makes them
 
 
 def test_a_worker_drains_as_it_is_told(up: RunningUp) -> None:

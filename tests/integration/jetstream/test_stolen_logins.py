@@ -183,6 +183,13 @@ async def test_requests_of_another_pool_cannot_be_pulled_or_read(guarded: Guarde
             "STREAM.MSG.GET.HR_REQ",
             "DIRECT.GET.HR_REQ",
             "STREAM.MSG.DELETE.HR_REQ",
+            "STREAM.MSG.GET.HR_WORK",
+            "DIRECT.GET.HR_WORK",
+            "STREAM.MSG.DELETE.HR_WORK",
+            "STREAM.MSG.DELETE.HR_PREFILL",
+            "CONSUMER.LIST.HR_WORK",
+            "CONSUMER.NAMES.HR_WORK",
+            "CONSUMER.DELETE.HR_WORK.W_w9",
             "STREAM.MSG.GET.HR_DLQ",
             "STREAM.MSG.GET.HR_JOB",
             "DIRECT.GET.HR_RESULT",
@@ -196,7 +203,54 @@ async def test_requests_of_another_pool_cannot_be_pulled_or_read(guarded: Guarde
         await worker.barrier()
         await asyncio.sleep(0.2)
         assert not got
-        assert len(refused) == 15
+        assert len(refused) == 22
+
+
+async def test_placed_requests_of_another_pool_cannot_be_read_deleted_or_pulled_by_the_steward(guarded: Guarded) -> None:
+    operator = guarded.operator
+    async with await guarded.as_(Login("worker", OTHER)) as other, await guarded.as_(Login("worker", OWN)) as worker:
+        await other.ensure_consumer(work_consumer(S, OTHER, "w9", "5ec4e7"))
+        await worker.ensure_consumer(work_consumer(S, OWN, "w1", "0123"))
+        theirs = (await operator.publish(S.work(OTHER, "w9"), b"a prompt")).seq
+        for call, body in (
+            ("STREAM.MSG.GET.HR_WORK", {"seq": theirs}),
+            ("STREAM.MSG.GET.HR_WORK", {"seq": 1, "next_by_subj": S.work(OTHER, "w9")}),
+            ("STREAM.MSG.GET.HR_WORK", {"seq": 1, "next_by_subj": ">"}),
+            ("STREAM.MSG.DELETE.HR_WORK", {"seq": theirs, "no_erase": True}),
+            ("CONSUMER.DELETE.HR_WORK.W_w9~5ec4e7", None),
+        ):
+            with pytest.raises(ApiError, match="10903"):
+                await worker.api.call(call, body)
+        assert await worker.consumer_subjects("HR_WORK") == {"W_w1~0123": (S.work(OWN, "w1"),)}
+        got: list[Delivery] = []
+        pulled = [worker.pull("HR_WORK", f"W_w9{end}", got.append, credit=1) for end in ("", "~", "~*", "~0123")]
+        async with TaskScope() as tasks:
+            running = [tasks.spawn(pull.run()) for pull in pulled]
+            await asyncio.sleep(0.5)
+            for task in running:
+                task.cancel()
+        assert not got
+        assert await messages(operator, "HR_WORK") == 1
+        assert "W_w9~5ec4e7" in await operator.consumer_subjects("HR_WORK")
+
+
+@pytest.mark.parametrize("size", [10, 900_000])  # the larger is, in the server's base64, more than a message holds
+async def test_work_of_the_own_pool_is_taken_over_through_the_steward(guarded: Guarded, size: int) -> None:
+    operator = guarded.operator
+    async with await guarded.as_(Login("worker", OWN)) as worker:
+        await worker.ensure_consumer(work_consumer(S, OWN, "w1", "0123"))
+        bodies = [b"%d" % number + b"x" * size for number in range(3)]
+        for body in bodies:
+            await operator.publish(S.work(OTHER, "w9"), b"between")
+            await operator.publish(S.work(OWN, "w1"), body, headers={"Hr-Attempt": "2"})
+        found = await worker.subject_messages("HR_WORK", S.work(OWN, "w1"))
+        assert [(message.data, message.headers) for message in found] == [(body, {"Hr-Attempt": "2"}) for body in bodies]
+        assert await worker.delete_message("HR_WORK", found[0].seq)
+        assert not await worker.delete_message("HR_WORK", found[0].seq)
+        await worker.delete_consumer("HR_WORK", "W_w1~0123")
+        await worker.delete_consumer("HR_WORK", "W_w1~0123")  # it is gone, and that is fine
+    assert await messages(operator, "HR_WORK") == 5
+    assert await operator.consumer_subjects("HR_WORK") == {}
 
 
 async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:

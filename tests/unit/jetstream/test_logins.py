@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.logins import LoginFileUnusable, accounts_config, make_keys, new_seed, public_key, write_context
+from headrace.jetstream.permissions import permissions
 from headrace.jetstream.roles import Login
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -48,7 +48,8 @@ def test_a_context_is_what_a_part_needs_to_log_in(tmp_path: Path) -> None:
     assert (options.inbox, options.tls_ca) == ("_INBOX.worker.p", "/ca.pem")
     assert (options.js_api, options.steward) == ("JS.HR.API", "hr.steward.worker.p")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "SU" not in json.dumps(json.loads(path.read_text()))
+    assert (tmp_path / "worker-p.nk").read_text().strip() not in path.read_text()
+    assert options.asked == permissions(Topology(Subjects("hr")), login).asked
 
 
 def test_the_configuration_has_public_keys_and_allow_lists_only(tmp_path: Path) -> None:

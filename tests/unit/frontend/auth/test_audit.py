@@ -6,8 +6,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from headrace.broker.codec import encode
 from headrace.broker.keys.records import KeyHash, KeyRecord
-from headrace.frontend.auth.audit import MOST_PER_S, AuditLog, key_changed
+from headrace.broker.messages import OperatorAct
+from headrace.frontend.auth.audit import MOST_PER_S, AuditLog, key_changed, operator_acted
+from headrace.jetstream.ports import Message
 from tests.support.frontend.fakes import chat
 from tests.support.frontend.keyed import Keyed
 
@@ -70,3 +73,12 @@ def test_every_change_of_a_key_is_an_event(old: KeyRecord | None, new: KeyRecord
         key_changed(new, new)
     assert [(line["event"], line["key"]) for line in logs] == [(event, "abcdefgh")]
     assert "sha256" not in str(logs)
+
+
+def test_a_command_of_an_operator_is_in_the_log_and_rubbish_is_named_as_such() -> None:
+    act = OperatorAct(command="tenant delete", by="ann", details={"tenant": "acme"})
+    with capture_logs() as logs:
+        operator_acted(Message("hr.audit", encode(act), ""))
+        operator_acted(Message("hr.audit", b"\xc1", ""))
+    assert [line["event"] for line in logs] == ["audit.operator_command", "audit.unreadable"]
+    assert (logs[0]["command"], logs[0]["by"], logs[0]["details"]) == ("tenant delete", "ann", {"tenant": "acme"})
