@@ -47,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     require: list[str] = []
     prefer: dict[str, float] = {}
     name: str = ""  # the client's own name for the request
+    trace: dict[str, str] = {}  # W3C headers, for those who compute it
     explain: bool = False  # the ingress remembers which router placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:
@@ -83,4 +84,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             worker=self.worker,
             require=self.require,
             prefer=self.prefer,
+            trace=self.trace,
         )

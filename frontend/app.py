@@ -61,6 +61,9 @@ from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.tokens.api import TokensApi
 from headrace.frontend.tokens.generation import PATH as GENERATE
 from headrace.frontend.tokens.generation import TokenGenerationApi
+from headrace.frontend.tracing.build import tracer_of
+from headrace.frontend.tracing.traced_app import TracedApp
+from headrace.frontend.tracing.tracer import Tracer
 from headrace.frontend.transcriptions.api import SpeechApi, Task
 from headrace.jetstream.errors import HeadraceError
 
@@ -78,6 +81,7 @@ class Frontend:
     metrics: Metrics
     renderer: ApiRenderer
     stored_background: StoredBackground | None = None
+    tracer: Tracer | None = None  # to be run beside it, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +114,14 @@ def build_frontend(
     """Build the application over `port`. Nothing runs yet.
 
     Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say. `ring` has the
-    keys; by default those of the settings.
+    keys; by default those of the settings. Raises TracingUnusable.
     """
     stores = stores or Stores()
     stored, records, jobs, uploads = stores.responses, stores.records, stores.jobs, stores.uploads
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     ring = ring or KeyRing(settings)
+    tracer = tracer_of(settings, metrics, frontend=port.id)
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
@@ -209,6 +214,8 @@ def build_frontend(
     renderer = ApiRenderer(
         apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge, isolates=lambda: ring.isolates
     )
+    if tracer is not None:
+        hot = {path: TracedApp(app, tracer, path) if isinstance(app, _Gate) else app for path, app in hot.items()}
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
@@ -230,6 +237,7 @@ def build_frontend(
         metrics=metrics,
         renderer=renderer,
         stored_background=background,
+        tracer=tracer,
     )
 
 

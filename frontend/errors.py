@@ -25,6 +25,7 @@ HeadraceError
     ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
     ├── AddressUnavailable         at start: the port cannot be bound
     ├── SigningKeysUnusable        at start: the keys of the identity provider cannot be used
+    ├── TracingUnusable            at start: spans cannot be sent to where they should be
     ├── CertificateUnusable        at start: the certificate or its key cannot be loaded
     └── Translated                 an error of the broker or of NATS, made by `translate`
 
@@ -211,6 +212,10 @@ class AddressUnavailable(FrontendError, code="address_unavailable"):
 
 class SigningKeysUnusable(FrontendError, code="signing_keys_unusable"):
     """The keys of the identity provider cannot be used."""
+
+
+class TracingUnusable(FrontendError, code="tracing_unusable"):
+    """Spans cannot be sent: the address is none, or OpenTelemetry is not installed."""
 
 
 class CertificateUnusable(FrontendError, code="certificate_unusable"):

@@ -96,6 +96,12 @@ class Metrics:
             r, "headrace_frontend_loop_lag_seconds", "How late the event loop was, looked at twenty times a second"
         )
         self.connections = Gauge("headrace_frontend_connections", "Open HTTP connections", registry=r)
+        self.traces = Counter(
+            "headrace_frontend_traces",
+            "Traces of requests, where they are made: sampled, kept for their end, not sampled, dropped, exported, failed",
+            ["outcome"],
+            registry=r,
+        )
         self.arriving_bytes = Gauge(
             "headrace_frontend_arriving_body_bytes", "Memory of bodies that are still arriving", registry=r
         )

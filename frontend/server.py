@@ -184,6 +184,8 @@ class _Work:
             share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
             watching_quotas = group.create_task(share.run(), name="quota_share")
             background = [running, looking, watching, watching_quotas]
+            if frontend.tracer is not None:
+                background.append(group.create_task(frontend.tracer.run(), name="traces"))
             if tokens is not None:
                 background.append(group.create_task(tokens.run(), name="tokens"))
             background.append(group.create_task(frontend.model_cache.run(), name="model_cache"))

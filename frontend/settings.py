@@ -80,6 +80,21 @@ class FrontendSettings:
     target_token_s: Annotated[
         float, Setting("An answer that takes longer per token after its first is counted as late; 0: none is.", least=0)
     ] = 0.1
+    trace_endpoint: Annotated[
+        str | None,
+        Setting(
+            "Send traces of generating requests to this OTLP/HTTP address (extra otel).", "--trace-endpoint", metavar="URL"
+        ),
+    ] = None
+    trace_sample: Annotated[
+        float,
+        Setting(
+            "Share of requests traced where no traceparent decides; errors, moves and late answers are traced always.",
+            "--trace-sample",
+            least=0,
+            most=1,
+        ),
+    ] = 0.1
     # connections
     max_connections: Annotated[int, Setting("Most connections; at the limit idle ones are closed for new ones.", least=1)] = (
         4096  # without idle ones the new ones are refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.broker import metrics
 from headrace.broker.ingress.story_book import StoryBook
-from headrace.broker.messages import JobFault
+from headrace.broker.messages import JobFault, Story
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.resume import GENERATION
 
@@ -12,7 +12,7 @@ from headrace.broker.protocol.resume import GENERATION
 class Journey:
     """Collects what an ingress hears of one request anyway. Times are those of its event loop."""
 
-    __slots__ = ("_book", "_over", "_record", "_runs", "_submitted_s", "queue_s")
+    __slots__ = ("_book", "_over", "_record", "_runs", "_submitted_s", "queue_s", "story")
 
     def __init__(self, record: JobRecord, submitted_s: float, book: StoryBook | None = None) -> None:
         """`book` is told of the end."""
@@ -20,6 +20,7 @@ class Journey:
         self._record = record
         self._submitted_s = submitted_s
         self._over = False
+        self.story: Story | None = None  # once it has ended; events that come late are added to it
         self._runs: list[tuple[int, str]] = []  # attempt, worker
         self.queue_s: float | None = None  # from its submission to its first start in a worker; None = that was not heard
 
@@ -36,7 +37,7 @@ class Journey:
         self._over = True
         metrics.count_end(None if fault is None else fault.code)
         if self._book is not None:
-            self._book.end(self._record.id, fault)
+            self.story = self._book.end(self._record.id, fault)
 
     @property
     def workers(self) -> list[str]:

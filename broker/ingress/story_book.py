@@ -89,15 +89,17 @@ class StoryBook:
             )
         )
 
-    def end(self, request_id: str, fault: JobFault | None) -> None:
-        """End the story of a request, with the fault that ended it or, None, with an answer."""
+    def end(self, request_id: str, fault: JobFault | None) -> Story | None:
+        """End the story of a request, with the fault that ended it or, None, with an answer, and return it. Once only."""
         story = self._open.pop(request_id, None)
         if story is None:
-            return
-        self._ended.append(self._told(story, self._loop.time() - story.heard.submitted_s, fault))
+            return None
+        told = self._told(story, self._loop.time() - story.heard.submitted_s, fault)
+        self._ended.append(told)
         self._late.append(request_id)
         if len(self._late) > LATE and (oldest := self._late.popleft()) not in self._open:
             self._heard.pop(oldest, None)
+        return told
 
     def tell(self, name: str) -> list[Story]:
         """Return the last stories of requests with this id or client's name, oldest first. Reads all of them."""

@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import Protocol, cast
 
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
@@ -77,6 +78,8 @@ class GenerationEndpoint:
                 hold: Hold | None = scope.get("headrace.hold")
                 if hold is not None:
                     self._reserve(hold, plan, exchange)
+                if (trace := scope.get("headrace.trace")) is not None:
+                    plan.jobs[:] = [msgspec.structs.replace(job, trace=trace.headers()) for job in plan.jobs]
                 story = RequestStory(plan)
                 if plan.jobs:
                     scope["headrace.story"] = story
@@ -141,6 +144,7 @@ class GenerationEndpoint:
             target_first_s=self._settings.target_first_token_s,
             target_token_s=self._settings.target_token_s,
         )
+        pace.story.level = level
         self._metrics.count_level(plan.jobs[0].card.model, level)
 
     async def _deliver(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.broker.ingress.journey import Journey
 from headrace.frontend.generation.plan import Plan
+from headrace.frontend.metrics import Level
 
 DIGITS = 4  # of seconds
 
@@ -13,16 +14,22 @@ DIGITS = 4  # of seconds
 class RequestStory:
     """Gathers references while the request runs. Its fields are made when it has ended, and only if they are logged."""
 
-    __slots__ = ("_journeys", "_plan", "first_token_s")
+    __slots__ = ("_journeys", "_plan", "first_token_s", "level")
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._journeys: Sequence[Journey | None] = ()
         self.first_token_s: float | None = None  # since the request came
+        self.level: Level | None = None  # by the targets; None = not judged
 
     def submitted(self, journeys: Sequence[Journey | None]) -> None:
         """Take the journeys of its jobs."""
         self._journeys = journeys
+
+    @property
+    def journeys(self) -> list[Journey]:
+        """The journeys of its jobs, as far as its ingress keeps them."""
+        return [journey for journey in self._journeys if journey is not None]
 
     def fields(self) -> dict[str, object]:
         """Return the fields; those that are not known are left out."""
@@ -37,7 +44,7 @@ class RequestStory:
         fields["completion_tokens"] = counter.completion
         if self.first_token_s is not None:
             fields["ttft_s"] = round(self.first_token_s, DIGITS)
-        journeys = [journey for journey in self._journeys if journey is not None]
+        journeys = self.journeys
         if len(journeys) == 1:
             journey = journeys[0]
             _add(fields, journey.queue_s, journey.workers, journey.attempts, journey.finish_reasons)

@@ -12,7 +12,15 @@ from tests.support.frontend.fakes import Call, FakeIngress, frontend
 PAGE = (ROOT / "docs" / "http.md").read_text()
 # Errors that stop the start, that only a command meets, or that stand in a body of their own API.
 ELSEWHERE = frozenset(
-    {"address_unavailable", "certificate_unusable", "signing_keys_unusable", "model_served", "server_error", "refused"}
+    {
+        "address_unavailable",
+        "certificate_unusable",
+        "signing_keys_unusable",
+        "tracing_unusable",
+        "model_served",
+        "server_error",
+        "refused",
+    }
 )
 
 

@@ -1,0 +1,164 @@
+"""Sampled requests are traced, remarkable ones always, and receivers that fail cost no request and no memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from headrace.broker.errors import JobFailed, Overloaded
+from headrace.broker.jobs import Job
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.tracing import names
+from headrace.frontend.tracing import tracer as module
+from headrace.frontend.tracing.spans import SpanData
+from headrace.frontend.tracing.tracer import Tracer
+from tests.support.frontend.fakes import MODEL, Call, FakeIngress, Step, frontend, row
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class Receiver:
+    def __init__(self, takes: bool = True) -> None:
+        self.takes = takes
+        self.spans: list[SpanData] = []
+        self.exports = 0
+        self.closed = False
+
+    async def export(self, spans: Sequence[SpanData]) -> bool:
+        self.exports += 1
+        self.spans += spans
+        return self.takes
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A frontend whose chats are traced into a list."""
+
+    def __init__(self, ingress: FakeIngress | None = None, *, sample: float = 1.0, takes: bool = True, **settings: Any) -> None:
+        self.ingress = ingress or FakeIngress()
+        self.receiver = Receiver(takes)
+        self.metrics = Metrics()
+        self.tracer = Tracer(self.receiver, self.metrics, sample=sample, frontend="i", late_s=0.0)
+        with mock.patch("headrace.frontend.app.tracer_of", return_value=self.tracer):
+            self.app = frontend(self.ingress, **settings).app
+
+    async def chat(self, **headers: str) -> None:
+        body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        await Call(self.app, "/v1/chat/completions", body, headers=headers).run()
+
+    async def exported(self) -> list[SpanData]:
+        running = asyncio.ensure_future(self.tracer.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert self.receiver.closed
+        return self.receiver.spans
+
+    def count(self, outcome: str) -> float:
+        value = self.metrics.traces.labels(outcome)._value.get()
+        assert isinstance(value, float)
+        return value
+
+
+async def test_a_sampled_request_is_a_span_below_that_of_its_client() -> None:
+    bench = Bench(sample=0.0)
+    await bench.chat(traceparent=PARENT, tracestate="a=1", **{"x-request-id": "mine"})
+    (span,) = await bench.exported()
+    assert (f"{span.trace:032x}", f"{span.parent:016x}", span.remote_parent) == (*PARENT.split("-")[1:3], True)
+    assert (span.name, span.kind, span.error) == (f"chat {MODEL}", "server", "")
+    assert 0 < span.begin_ns <= span.end_ns
+    about = dict(span.attributes)
+    assert about.pop(names.FIRST_CHUNK_S)
+    assert about.pop(names.REQUEST_ID) == bench.ingress.jobs[0].id
+    assert about == {
+        names.OPERATION: "chat",
+        names.PROVIDER: "headrace",
+        names.REQUEST_MODEL: MODEL,
+        names.CLIENT_REQUEST_ID: "mine",
+        names.METHOD: "POST",
+        names.ROUTE: "/v1/chat/completions",
+        names.STATUS: 200,
+        names.LEVEL: "met",
+        names.TENANT: "_",
+        names.REQUEST_CLASS: "std",
+        names.CACHED_TOKENS: 0,
+        names.OUTPUT_TOKENS: 2,
+        names.INPUT_TOKENS: bench.ingress.jobs[0].prompt_tokens,
+    }
+
+
+async def test_what_computes_a_request_learns_of_its_span() -> None:
+    bench = Bench()
+    await bench.chat(traceparent=PARENT, tracestate="a=1")
+    (span,) = await bench.exported()
+    (job,) = bench.ingress.jobs
+    assert job.trace == {"traceparent": f"00-{span.trace:032x}-{span.id:016x}-01", "tracestate": "a=1"}
+    assert job.envelope(judge="j", now=0.0, payload=b"", spill=None).trace == job.trace
+
+
+async def test_no_span_has_the_words_of_a_prompt_or_an_answer() -> None:
+    bench = Bench()
+    await bench.chat()
+    (span,) = await bench.exported()
+    assert "Hello" not in repr(span)
+    assert "hi" not in [str(value) for value in span.attributes.values()]
+
+
+async def test_a_request_that_is_not_sampled_and_went_well_leaves_nothing() -> None:
+    bench = Bench(sample=0.0)
+    await bench.chat()
+    await bench.chat(traceparent=PARENT[:-1] + "0")
+    assert await bench.exported() == []
+    assert bench.receiver.exports == 0
+    assert bench.count("not_sampled") == 2
+
+
+async def test_errors_are_kept_whether_sampled_or_not() -> None:
+    refused = FakeIngress()
+    refused.refusal = Overloaded("full")
+
+    def breaks(_: Job) -> Iterable[Step]:
+        yield [row("a")]
+        yield JobFailed("engine_error", "broken")
+
+    for ingress in (refused, FakeIngress(breaks)):
+        bench = Bench(ingress, sample=0.0)
+        await bench.chat()
+        (span,) = await bench.exported()
+        assert span.error == span.attributes[names.ERROR_TYPE] != ""
+        assert bench.count("kept") == 1
+
+
+async def test_late_answers_are_kept() -> None:
+    bench = Bench(sample=0.0, target_first_token_s=1e-9)
+    await bench.chat()
+    (span,) = await bench.exported()
+    assert (span.attributes[names.LEVEL], span.error) == ("first_token_late", "")
+
+
+async def test_a_client_s_own_mistake_is_not_kept() -> None:
+    bench = Bench(sample=0.0)
+    await Call(bench.app, "/v1/chat/completions", b"{").run()
+    assert await bench.exported() == []
+
+
+async def test_a_receiver_that_takes_nothing_is_counted() -> None:
+    bench = Bench(takes=False)
+    await bench.chat()
+    await bench.exported()
+    assert (bench.count("sampled"), bench.count("failed"), bench.count("exported")) == (1, 1, 0)
+
+
+async def test_more_than_can_wait_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    bench = Bench()
+    for _ in range(5):
+        await bench.chat()
+    assert len(await bench.exported()) == 2
+    assert (bench.count("sampled"), bench.count("dropped"), bench.count("exported")) == (5, 3, 2)
