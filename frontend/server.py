@@ -193,7 +193,7 @@ class _Work:
             background.append(group.create_task(batches.run(), name="batches"))
             background.append(group.create_task(quotas.run(lambda: ingress.lease_held), name="quotas"))
             if settings.carry_jobs:
-                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches.view)
+                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches)
                 background.append(group.create_task(carrier.run(), name="carrier"))
             quiet_gc()
             share_evenly()

@@ -3,6 +3,7 @@
 A carrier in a process of its own answers every line at once, so the figures are those of batches and of the server alone.
 
 python -m benchmarks.batches.owner --lines 50000
+python -m benchmarks.batches.owner --lines 50000 --line-bytes 3900 --take-over     # by a new owner, when most lines have ended
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ NAMES = Subjects("hr")
 TENANT = "_"
 MODEL = "m"
 MIB = 1024 * 1024
+MOST = 0.9  # of the lines have a result when the first owner is stopped
 ANSWER = json.dumps({"choices": ["x" * 400]}).encode()
 
 
@@ -82,7 +84,24 @@ async def _input(lines: int, line_bytes: int) -> AsyncIterator[bytes]:
         yield json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions", "body": body}).encode() + b"\n"
 
 
-async def _own(connection: Connection, lines: int, line_bytes: int) -> None:
+async def _stop_and_take_over(parts: BatchParts, batch: BatchRecord) -> None:
+    """Stop an owner when most lines have a result, and print how long another one takes before it publishes the next lines."""
+    first = asyncio.create_task(BatchRun(parts, TENANT, batch.id, "me").run())
+    while (record := (await parts.store.read(TENANT, batch.id)).record).counts.completed < MOST * max(1, record.counts.total):
+        await asyncio.sleep(0.1)
+    first.cancel()
+    await asyncio.wait([first])
+    before = await parts.store.read(TENANT, batch.id)
+    began, cpu_s = time.perf_counter(), time.process_time()
+    second = asyncio.create_task(BatchRun(parts, TENANT, batch.id, "me").run())
+    while not second.done() and (await parts.store.read(TENANT, batch.id)).revision == before.revision:
+        await asyncio.sleep(0.02)
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+    print(f"taken over behind line {before.record.cursor} in {seconds:.1f} s, {cpu_s:.1f} s of CPU")
+    await second
+
+
+async def _own(connection: Connection, lines: int, line_bytes: int, *, take_over: bool) -> None:
     """Take one batch from its file to its end, and print what that took."""
     store, stored = FileStore(connection, NAMES), BatchStore(connection, NAMES, keep_s=3600)
     file = await store.create(FileDraft(tenant=TENANT, filename="in.jsonl", purpose="batch"), _input(lines, line_bytes))
@@ -112,7 +131,10 @@ async def _own(connection: Connection, lines: int, line_bytes: int) -> None:
         scratch=ScratchSpace(BatchSettings().copied_bytes),
     )
     before, cpu_s, began = _most_bytes(), time.process_time(), time.perf_counter()
-    await BatchRun(parts, TENANT, batch.id, "me").run()
+    if take_over:
+        await _stop_and_take_over(parts, batch)
+    else:
+        await BatchRun(parts, TENANT, batch.id, "me").run()
     cpu_ms, seconds = (time.process_time() - cpu_s) * 1000, time.perf_counter() - began
     record = (await stored.read(TENANT, batch.id)).record
     print(f"{record.status}, {record.counts}, {file.bytes / MIB:.0f} MiB")
@@ -124,7 +146,7 @@ def _most_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-async def _measure(lines: int, line_bytes: int) -> None:
+async def _measure(wishes: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(folder) as server:
         options = ConnectOptions(servers=(server.url,))
         async with await Connection.connect(options, subjects=NAMES) as connection:
@@ -132,7 +154,7 @@ async def _measure(lines: int, line_bytes: int) -> None:
             carrier = multiprocessing.get_context("spawn").Process(target=carry, args=(server.url,))
             carrier.start()
             try:
-                await _own(connection, lines, line_bytes)
+                await _own(connection, wishes.lines, wishes.line_bytes, take_over=wishes.take_over)
             finally:
                 carrier.terminate()
                 carrier.join()
@@ -143,9 +165,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--line-bytes", type=int, default=900)
+    parser.add_argument("--take-over", action="store_true", help="stop the owner when most lines have a result")
     wishes = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    asyncio.run(_measure(wishes.lines, wishes.line_bytes))
+    asyncio.run(_measure(wishes))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts,
 from headrace.broker.batches.result_files import ResultFiles, new_try, pages
 from headrace.broker.batches.result_poller import PAGE, ResultPoller
 from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.states import closing, end_of, move, overdue
 from headrace.broker.batches.store import BatchStore, StoredBatch
@@ -65,6 +66,7 @@ class BatchParts:
     limits: InputLimits
     others: Callable[[], Iterable[BatchRecord]]
     scratch: ScratchSpace | None = None  # for input files and results; None: they are read from the broker again
+    seen: SeenResults | None = None  # by the carrier of this process; None: all results are read from the broker
     slots: Callable[[str], int] | None = None  # of the workers that serve a model; None: not known
     wall: Callable[[], float] = time.time
 
@@ -216,7 +218,7 @@ class BatchRun:
         return poller
 
     def _new_poller(self, record: BatchRecord) -> ResultPoller:
-        return ResultPoller(self._parts.results, record, self._parts.scratch)
+        return ResultPoller(self._parts.results, record, self._parts.scratch, self._parts.seen)
 
     def _room(self, record: BatchRecord, progress: LineProgress) -> int:
         """Return how many lines may be published now: none until there is room for a good part of a stretch."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from headrace.broker.durable.names import JobRef
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.broker.jobs import Job
-from headrace.broker.messages import JobFault, ResultResponse, ResultTokens, Row
+from headrace.broker.messages import JobFault, JobResult, ResultResponse, ResultTokens, Row
 
 
 class RenderedJob(Protocol):
@@ -45,11 +46,14 @@ class RenderedJob(Protocol):
         """Count the tokens of a job whose result was seen. Called at most once."""
 
 
-class BatchStates(Protocol):
-    """Knows the batches that are being closed."""
+class CarriedBatches(Protocol):
+    """Knows the batches whose lines a carrier runs."""
 
     def closing(self, batch_id: str) -> Literal["cancelled", "expired"] | None:
         """Return how the lines of a batch end that have no result yet; None while it goes on, as far as is known."""
+
+    def see(self, job: JobRef, result: JobResult) -> None:
+        """Note the result of a line that was seen at the broker: the first one of the job, which never changes."""
 
 
 class JobRenderer(Protocol):

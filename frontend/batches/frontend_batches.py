@@ -10,17 +10,19 @@ from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.service import Batches
 from headrace.broker.batches.settings import BatchSettings
+from headrace.broker.batches.states import Closing
 from headrace.broker.batches.store import BatchStore, BatchView
 from headrace.broker.batches.stored_files import StoredFiles
 from headrace.broker.batches.validation import InputLimits
 from headrace.broker.codec import encode
-from headrace.broker.durable.names import job_id
+from headrace.broker.durable.names import JobRef, job_id
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.files.store import FileStore
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.messages import Cancel
+from headrace.broker.messages import Cancel, JobResult
 from headrace.frontend.batches.webhooks import BatchWebhook
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -29,7 +31,10 @@ HEADROOM = 4096  # bytes of a message that are left for its headers
 
 
 class FrontendBatches:
-    """The batches of one frontend. `view` knows which of them are being closed, `service` answers the routes."""
+    """The batches of one frontend. `view` shows those of all frontends, `service` answers the routes.
+
+    Implements `CarriedBatches` for the carrier of the same process.
+    """
 
     def __init__(
         self, messaging: Messaging, subjects: Subjects, ingress: Ingress, files: FileStore, settings: BatchSettings
@@ -38,6 +43,7 @@ class FrontendBatches:
         store = BatchStore(messaging, subjects, keep_s=settings.keep_s)
         stored = StoredFiles(files, output_ttl_s=settings.output_ttl_s)
         self.view = BatchView(messaging, subjects)
+        self._seen = SeenResults()
         self.service = Batches(store, stored, settings, me=ingress.id)
         parts = BatchParts(
             store=store,
@@ -55,6 +61,7 @@ class FrontendBatches:
             ),
             others=self.view.records,
             scratch=ScratchSpace(settings.copied_bytes),
+            seen=self._seen,
             slots=partial(_slots_of, ingress),
         )
         self._owner = BatchOwner(parts, self.view, _IngressLeases(ingress), me=ingress.id)
@@ -62,6 +69,14 @@ class FrontendBatches:
     async def run(self) -> None:
         """Carry batches on until cancelled."""
         await self._owner.run()
+
+    def closing(self, batch_id: str) -> Closing | None:
+        """Return how the lines of a batch end that have no result yet; None while it goes on, as far as is known."""
+        return self.view.closing(batch_id)
+
+    def see(self, job: JobRef, result: JobResult) -> None:
+        """Note the result of a line that the carrier has seen."""
+        self._seen.see(job, result)
 
     async def drain(self, grace_s: float) -> None:
         """Give up all batches, so that other frontends carry them on at once."""

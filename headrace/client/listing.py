@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -12,8 +13,8 @@ from headrace.broker.messages import JobResult, JobStatus
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects
 
-MOST_WAITING = 1_000_000  # jobs of a tenant that are looked through for one
-SCANNED = 10_000  # of the latest results of all tenants, how many are looked through
+PAGE = 256  # messages that are read at once
+LATEST = 10_000  # of the results of all tenants, how many are looked through first
 
 
 class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,29 +41,47 @@ async def list_jobs(messaging: Messaging, subjects: Subjects, tenant: str, *, li
 
 
 async def find_open(messaging: Messaging, subjects: Subjects, tenant: str, job: str) -> ListedJob | None:
-    """Return a job of the tenant that has not ended, None if the queue has none of this id. Reads the tenant's whole queue."""
+    """Return a job of the tenant that has not ended, None if there is none of this id. Reads the tenant's queue up to it."""
+    stream = subjects.stream("JOB")
+    state = await messaging.stream_state(stream)
     pattern = f"{subjects.prefix}.job.*.{tenant}"
-    waiting = await messaging.subject_messages(subjects.stream("JOB"), pattern, limit=MOST_WAITING)
-    return next((found for message in waiting if (found := _waiting(message, tenant)).id == job), None)
+    async for message in _between(messaging, stream, pattern, state.first_seq, state.last_seq + 1):
+        if (found := _waiting(message, tenant)).id == job:
+            return found
+    return None
 
 
 async def _latest(messaging: Messaging, subjects: Subjects, tenant: str, limit: int) -> list[StoredMessage]:
+    """Return the latest results of a tenant, oldest first.
+
+    Results of other tenants lie between them, so the stream is looked through from its end in parts, each longer than the last.
+    """
     stream = subjects.stream("RESULT")
     state = await messaging.stream_state(stream)
-    if not state.messages:
-        return []
-    found: deque[StoredMessage] = deque(maxlen=limit)
-    start = max(state.first_seq, state.last_seq - SCANNED + 1)
-    follow = messaging.follow(stream, f"{subjects.prefix}.result.*.*", start_seq=start)
-    try:
-        while follow.position < state.last_seq:
-            batch = await follow.next()
-            found.extend(m for m in batch.messages if m.subject.split(".")[-2] == tenant)
-            if not batch.pending:
-                break
-    finally:
-        await follow.close()
-    return list(found)
+    pattern = f"{subjects.prefix}.result.{tenant}.*"
+    found: list[StoredMessage] = []
+    end, length = state.last_seq + 1, LATEST
+    while end > state.first_seq and len(found) < limit:
+        start = max(state.first_seq, end - length)
+        part: deque[StoredMessage] = deque(maxlen=limit - len(found))
+        async for message in _between(messaging, stream, pattern, start, end):
+            part.append(message)
+        found = [*part, *found]
+        end, length = start, 4 * length
+    return found
+
+
+async def _between(messaging: Messaging, stream: str, pattern: str, start: int, end: int) -> AsyncIterator[StoredMessage]:
+    """Yield the messages of a pattern from one sequence on up to another, which is not included; a page is held at a time."""
+    while start < end:
+        page = await messaging.subject_messages(stream, pattern, limit=PAGE, start_seq=start)
+        for message in page:
+            if message.seq >= end:
+                return
+            yield message
+        if len(page) < PAGE:
+            return
+        start = page[-1].seq + 1
 
 
 def _waiting(message: StoredMessage, tenant: str) -> ListedJob:

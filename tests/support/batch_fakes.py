@@ -13,6 +13,7 @@ from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.ports import EndNotice, InputFile
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.validation import InputLimits
@@ -168,6 +169,7 @@ class Scene:
         self.now = 1000.0
         self.notice: EndNotice | None = None
         self.scratch: ScratchSpace | None = None
+        self.seen: SeenResults | None = None
 
     def parts(self) -> BatchParts:
         return BatchParts(
@@ -181,5 +183,6 @@ class Scene:
             limits=InputLimits(),
             others=list,
             scratch=self.scratch,
+            seen=self.seen,
             wall=lambda: self.now,
         )

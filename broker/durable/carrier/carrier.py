@@ -24,7 +24,7 @@ from headrace.broker.durable.carrier.sweep import JobSweeper
 from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.outside_end import OutsideEnds
-from headrace.broker.durable.ports import BatchStates, JobRenderer
+from headrace.broker.durable.ports import CarriedBatches, JobRenderer
 from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job
@@ -55,7 +55,7 @@ class Carrier:
         ingress: Ingress,
         renderer: JobRenderer,
         *,
-        batches: BatchStates | None = None,
+        batches: CarriedBatches | None = None,
         settings: CarrierSettings | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from headrace.broker.durable.carrier.notices import JobNotices
 from headrace.broker.durable.outside_end import OutsideEnds
-from headrace.broker.durable.ports import BatchStates, JobRenderer
+from headrace.broker.durable.ports import CarriedBatches, JobRenderer
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.errors import WireError
 from headrace.broker.ingress.ingress import Ingress
@@ -34,7 +34,7 @@ class CarrierDeps:
     subjects: Subjects
     ingress: Ingress
     renderer: JobRenderer
-    batches: BatchStates | None
+    batches: CarriedBatches | None
     results: ResultStore
     ends: OutsideEnds
     notices: JobNotices

@@ -38,7 +38,7 @@ class JobIntake:
         self._on_delivery = on_delivery
         self._pulls: dict[str, PullLoop] = {}
         self._stopped = True
-        self._paused_until_s = 0.0
+        self._pause_end: asyncio.TimerHandle | None = None  # None = there is no pause
         self._due = False
         self._capacity: dict[str, int] | None = None  # slots by slug; None = something has changed since they were counted
         self._loop = asyncio.get_running_loop()
@@ -53,8 +53,14 @@ class JobIntake:
 
     def pause(self) -> None:
         """Take no more jobs for a moment, because the queue is full or the broker refuses."""
-        self._paused_until_s = self._loop.time() + self._deps.settings.retry_s
-        self._loop.call_at(self._paused_until_s, self.balance)
+        if self._pause_end is not None:
+            self._pause_end.cancel()
+        self._pause_end = self._loop.call_later(self._deps.settings.retry_s, self._go_on)
+        self.balance()
+
+    def _go_on(self) -> None:
+        """End the pause. The clock is not asked: a timer may be a moment early by it, and nothing else may ever come."""
+        self._pause_end = None
         self.balance()
 
     def start(self) -> None:
@@ -86,7 +92,7 @@ class JobIntake:
             if model not in self._pulls:
                 self._open(model)
         ingress = self._deps.ingress
-        allowed = ingress.lease_held and not self._stopped and self._loop.time() >= self._paused_until_s
+        allowed = ingress.lease_held and not self._stopped and self._pause_end is None
         carriers = max(1, len(ingress.members.ingresses()))
         for model, loop in self._pulls.items():
             most = window(slots.get(model, 0), carriers, self._deps.settings.window) if allowed else 0

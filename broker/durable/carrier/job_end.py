@@ -49,8 +49,12 @@ class JobEnder:
         if held.rendered is not None:
             held.rendered.settled()
         metrics.JOB_S.observe(max(0.0, self._deps.wall() - held.job.created))
-        self._deps.notices.finished(held.ref, result, held.job.reply)
-        log.info("job.finished", stored_job=held.job.id, tenant=held.job.tenant, status=result.status)
+        ref = held.ref
+        self._deps.notices.finished(ref, result, held.job.reply)
+        if ref.batch and self._deps.batches is not None:
+            self._deps.batches.see(ref, result)
+        told = log.debug if ref.batch else log.info  # what becomes of a batch is told by its owner
+        told("job.finished", stored_job=ref.id, tenant=ref.tenant, status=result.status)
 
     async def end(
         self,

@@ -11,7 +11,10 @@ import pytest
 
 from headrace.broker.batches import result_poller
 from headrace.broker.batches.batch_run import BatchRun
+from headrace.broker.batches.record import line_name
 from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.seen_results import SeenResults
+from headrace.broker.durable.names import JobRef
 from headrace.broker.messages import JobResult
 from headrace.jetstream.errors import NotConnected
 from tests.unit.broker.batches.test_batch_run import Play, soon
@@ -61,6 +64,32 @@ async def test_a_result_is_read_once_where_its_line_can_be_kept(
     assert await ended(play) == [f"c{n}" for n in range(1, 13)]
     assert shown.shown == 12 * reads
     assert play.scene.scratch.left == space
+
+
+async def test_results_that_the_carrier_here_has_seen_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(lines=12, window_lines=6)
+    play.scene.scratch = ScratchSpace(100_000)
+    play.scene.seen = seen = SeenResults()
+    shown, stored, answer = Reads(play, monkeypatch), play.scene.results.stored, play.answer
+
+    def carry() -> None:
+        """Answer as a carrier here does, which tells of three in four lines, and of one that the batch does not have."""
+        before = set(stored)
+        answer()
+        for name in stored.keys() - before:
+            if not name.endswith(("-4", "-8", "-12")):
+                seen.see(JobRef(tenant="_", name=name, batch=play.batch.id), stored[name])
+                seen.see(JobRef(tenant="_", name=line_name(play.batch.id, 1000), batch=play.batch.id), stored[name])
+
+    monkeypatch.setattr(play, "answer", carry)
+    await play.start()
+    assert await ended(play) == [f"c{n}" for n in range(1, 13)]
+    record = await play.record()
+    assert (record.counts.completed, record.tokens.prompt) == (12, 36)
+    assert shown.shown == 3
+    name = line_name(play.batch.id, 1)
+    seen.see(JobRef(tenant="_", name=name, batch=play.batch.id), stored[name])
+    assert seen.take("_", play.batch.id) == {}, "the batch is over, and its results are still kept"
 
 
 async def test_a_new_owner_reads_on_where_its_first_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
