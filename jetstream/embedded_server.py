@@ -72,6 +72,8 @@ def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_
         f"listen: {json.dumps(f'{settings.host}:{port}')}",
         f"http: {json.dumps(f'{settings.monitoring_host}:{monitoring_port}')}",
         f"max_payload: {settings.max_payload}",
+        f"max_connections: {settings.max_connections}",
+        f"max_subscriptions: {settings.max_subscriptions}",
         f"ports_file_dir: {json.dumps(str(data_dir / 'run'))}",
         "jetstream {",
         f"  store_dir: {json.dumps(str(data_dir / 'store'))}",

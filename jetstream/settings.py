@@ -44,6 +44,8 @@ class ServerSettings:
     max_memory_store: Annotated[str, Setting("Most memory for streams.")] = "1GB"
     max_file_store: Annotated[str, Setting("Most disk for streams.")] = "100GB"
     max_payload: Annotated[str, Setting("Largest message.")] = "1MB"
+    max_connections: Annotated[int, Setting("Most connections at once.", least=16, most=1_000_000)] = 4096
+    max_subscriptions: Annotated[int, Setting("Most subscriptions of one connection.", least=64, most=1_000_000)] = 8192
     processors: Annotated[
         int,
         Setting(

@@ -26,7 +26,11 @@ class FetchFailed(Exception):
     unreachable = False
 
 
-class Unreachable(FetchFailed):
+class NoAnswer(FetchFailed):
+    """The host has no address, takes no connection, or does not answer in HTTP."""
+
+
+class Unreachable(NoAnswer):
     """No connection to this address could be made."""
 
     unreachable = True
@@ -58,18 +62,19 @@ class FetchedBody:
         if not self.in_body:
             self._head += len(data)
             if self._head > MAX_HEAD + _CHUNK:
-                raise FetchFailed("its headers do not end")
+                raise NoAnswer("its headers do not end")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None  # the exception of a callback below
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            raise FetchFailed("its answer is not HTTP") from None
+            raise NoAnswer("its answer is not HTTP") from None
 
     def end(self) -> None:
         """Handle the end of the connection. Raises FetchFailed if the answer is not complete."""
         if not self.in_body or self._framed:
-            raise FetchFailed("it closed the connection before its answer was complete")
+            why = "it closed the connection before its answer was complete"
+            raise FetchFailed(why) if self.in_body else NoAnswer(why)
         self.done = True
 
     def body(self) -> bytes:
@@ -154,7 +159,7 @@ async def get(
                 answer.end()
         return answer
     except OSError as error:
-        raise FetchFailed(f"the connection broke: {error.__class__.__name__}") from None
+        raise NoAnswer(f"the connection broke: {error.__class__.__name__}") from None
     finally:
         answer.close()
         writer.transport.abort()  # a graceful close could block forever

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urljoin
 
+import structlog
+
 from headrace.frontend.media.addresses import PORTS, Forbidden, Target, check_address, parse_url
-from headrace.frontend.media.client import FetchedBody, FetchFailed, get
+from headrace.frontend.media.client import FetchedBody, FetchFailed, NoAnswer, get
+
+log = structlog.get_logger()
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves (host, port) to addresses. Raises OSError."""
@@ -34,6 +38,14 @@ class FetchLimits:
     domains: Sequence[str] = ()
     private: bool = False
     any_port: bool = False  # fetch from ports other than those of the web, too
+
+    @property
+    def tells_why(self) -> bool:
+        """Return True if clients may know why a host gives no answer.
+
+        Where they choose any host it would tell them which names and ports there are inside the operator's network.
+        """
+        return self.private or bool(self.domains)
 
 
 def system_resolver(executor: Executor) -> Resolve:
@@ -76,7 +88,10 @@ class Fetcher:
                 if scheme == "https" and target.scheme == "http":
                     raise Forbidden(f"a redirect from https to http, to {target.host}, is not followed")
                 scheme = target.scheme
-                answer = await self._get(target, check_start)
+                try:
+                    answer = await self._get(target, check_start)
+                except NoAnswer as error:
+                    raise self._told(target, error) from None
                 if answer.status == 200:
                     return answer.body()
                 if answer.status not in MOVED:
@@ -86,6 +101,13 @@ class Fetcher:
                 url = urljoin(url, answer.headers["location"])
             raise FetchFailed(f"more than {self._limits.redirects} redirects")
 
+    def _told(self, target: Target, error: NoAnswer) -> NoAnswer:
+        """Return the error as the client gets it."""
+        if self._limits.tells_why:
+            return error
+        log.info("media.no_answer", host=target.host, reason=str(error))
+        return NoAnswer(f"{target.host} gives no answer that can be used")
+
     def _check_port(self, target: Target) -> None:
         """Raise Forbidden for a port that is none of the web's, or requests could be used to scan the ports of others."""
         if target.port not in PORTS.values() and not self._limits.any_port:
@@ -94,14 +116,14 @@ class Fetcher:
     async def _get(self, target: Target, check_start: Callable[[bytes], None]) -> FetchedBody:
         tls = (self._tls_context or await asyncio.to_thread(_tls)) if target.scheme == "https" else None
         limit = self._limits.max_bytes
-        failed = FetchFailed(f"{target.host} has no address")
+        failed: FetchFailed = NoAnswer(f"{target.host} has no address")
         for address in await self._addresses(target):
             try:
                 return await get(target, address, tls=tls, limit=limit, check_start=check_start)
             except FetchFailed as error:
-                failed = FetchFailed(f"{target.host}: {error}")
+                failed = type(error)(f"{target.host}: {error}")
                 if not error.unreachable:
-                    raise type(error)(f"{target.host}: {error}") from None
+                    raise failed from None
         raise failed
 
     async def _addresses(self, target: Target) -> Sequence[str]:
@@ -112,7 +134,7 @@ class Fetcher:
             try:
                 addresses = await self._resolve(target.host, target.port)
             except (OSError, UnicodeError):
-                raise FetchFailed(f"{target.host} cannot be resolved") from None
+                raise NoAnswer(f"{target.host} cannot be resolved") from None
         if not self._limits.private:
             for address in addresses:
                 try:
@@ -120,6 +142,6 @@ class Fetcher:
                 except Forbidden as error:
                     if target.is_address:
                         raise
-                    # do not reveal the private address of a name
-                    raise Forbidden(f"{target.host} is not at a public address") from error
+                    why = f"{target.host} is not at a public address"  # and not which address
+                    raise (Forbidden(why) if self._limits.tells_why else NoAnswer(why)) from error
         return addresses[:TRIED_ADDRESSES]

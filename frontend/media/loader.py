@@ -28,7 +28,8 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """A loaded item. `digest` is 64 bits of the BLAKE2b of the bytes, so the same bytes have the same digest everywhere.
+    """A loaded item. `digest` is a 64-bit BLAKE2b of the bytes, so the same bytes have the same digest everywhere. `content` is
+    another one of 128 bits, in hex, under which engines keep what they have computed of the item.
 
     The faster xxh3 of block hashes would not be safe: a client that knows an image could make another one with the same digest,
     and the cache of a shared engine would answer about the wrong one.
@@ -39,6 +40,7 @@ class MediaItem:
     data: bytes
     digest: int
     param: str
+    content: str = ""
 
 
 class MediaLoader:
@@ -94,9 +96,10 @@ class MediaLoader:
         except BadRequest:
             data = b""
             raise
-        digest = await asyncio.get_running_loop().run_in_executor(self._threads, content_digest, data)
+        loop = asyncio.get_running_loop()
+        digest, content = await loop.run_in_executor(self._threads, lambda: (content_digest(data), content_name(data)))
         metrics.BYTES.labels(part.kind).inc(len(data))
-        return MediaItem(part.kind, media_type, data, digest, part.param)
+        return MediaItem(part.kind, media_type, data, digest, part.param, content)
 
     async def _bytes(self, part: MediaPart) -> bytes:
         limit = self._settings.media_max_bytes
@@ -134,6 +137,11 @@ class _ByteBudget:
 def content_digest(data: bytes) -> int:
     """Return a 64-bit digest of the bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def content_name(data: bytes) -> str:
+    """Return a 128-bit digest of the bytes in hex: two items of one name cannot be made."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -57,6 +57,7 @@ def _record(item: MediaItem, start: int, length: int) -> dict[str, Any]:
     return {
         "kind": item.kind,
         "digest": item.digest,
+        "content": item.content,
         "start": start,
         "length": length,
         "type": item.media_type,

@@ -117,10 +117,12 @@ def _items(keys: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def media_digest(identifier: str) -> int:
-    """Return the 64-bit digest of a media item from its identifier: 16 hex digits, or the hash of any other text."""
-    if len(identifier) == 16:
+    """Return the 64-bit digest of a media item from its identifier: the first 16 of 16 or 48 hex digits, or the hash of any
+    other text.
+    """
+    if len(identifier) in (16, 48):
         try:
-            return int(identifier, 16)
+            return int(identifier, 16) >> 4 * (len(identifier) - 16)
         except ValueError:
             pass
     digest: int = xxhash.xxh3_64_intdigest(identifier.encode())

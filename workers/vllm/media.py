@@ -2,7 +2,8 @@
 
 In our prompt an item is already as long as it will be, where the card could say so.  vLLM wants one placeholder per item and
 makes it longer itself, so each span is taken back to its placeholder; what vLLM makes of it is then compared with what we had.
-Items are named by their digest, 16 hex digits: under it vLLM finds them in its caches and tells of them in its KV events.
+Items are named by their digests, 16 and 32 hex digits: under this name vLLM finds them in its caches and tells of them in its
+KV events.
 
 vLLM and PIL are imported inside the functions that use them.
 """
@@ -45,11 +46,12 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     type: str = ""
     param: str = "messages"
+    content: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""  # a 128-bit digest; older frontends send none
 
     @property
     def name(self) -> str:
-        """Return vLLM's name of the item (`multi_modal_uuids`), which its KV events have, too."""
-        return f"{self.digest:016x}"
+        """Return vLLM's name of the item (`multi_modal_uuids`), which its KV events have, too. It begins with the digest."""
+        return f"{self.digest:016x}{self.content}"
 
 
 @dataclass(frozen=True, slots=True)

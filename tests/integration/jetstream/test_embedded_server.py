@@ -1,5 +1,7 @@
 """The embedded server itself."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ from headrace.jetstream.embedded_server import (
     config_text,
     find_binary,
 )
+from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.settings import ServerSettings
 from tests.conftest import Connect
 
@@ -113,6 +116,25 @@ async def test_file_streams_survive_a_kill(own_server: EmbeddedServer, connect: 
     assert stored.data == b"kept"
     await own_server.restart_async()
     await own_server.stop_async()
+
+
+async def test_connections_and_their_subscriptions_are_bounded(tmp_path: Path, connect: Connect) -> None:
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(max_connections=16, max_subscriptions=64)) as server:
+        connection = await connect(server)
+        told: list[str] = []
+        connection.core.on_error = told.append
+        for number in range(64):  # a connection has some of its own
+            await connection.subscribe(f"x.{number}", lambda _message: None)
+        async with asyncio.timeout(20):
+            while not any("maximum subscriptions exceeded" in text for text in told):
+                await asyncio.sleep(0.02)
+        await connection.close()
+        opened = 0
+        with contextlib.suppress(ConnectError):
+            while opened < 20:
+                await connect(server)
+                opened += 1
+        assert opened in (15, 16)  # the closed one may still be counted
 
 
 def test_a_server_that_runs_is_not_started_twice(own_server: EmbeddedServer) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.media.addresses import Forbidden
-from headrace.frontend.media.client import FetchFailed, TooLarge
+from headrace.frontend.media.client import FetchFailed, NoAnswer, TooLarge
 from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve
 from headrace.frontend.media.loader import MediaLoader
 from headrace.frontend.media.parts import MediaPart
@@ -203,8 +203,28 @@ async def test_private_addresses_are_not_asked(host: str) -> None:
     "addresses", [["127.0.0.1"], ["93.184.215.14", "10.0.0.1"], ["2606:4700::1", "::ffff:169.254.169.254"]]
 )
 async def test_a_name_with_any_private_address_is_not_asked(addresses: list[str]) -> None:
-    with pytest.raises(Forbidden, match=r"^sly\.example is not at a public address$"):
+    with pytest.raises(NoAnswer, match=r"^sly\.example gives no answer that can be used$"):
         await fetcher(names({"sly.example": addresses}), private=False).fetch("http://sly.example/", lambda start: None)
+    ours = fetcher(names({"sly.example": addresses}), private=False, domains=("sly.example",))
+    with pytest.raises(Forbidden, match=r"^sly\.example is not at a public address$"):  # an operator who names it is told
+        await ours.fetch("http://sly.example/", lambda start: None)
+
+
+@pytest.mark.parametrize("raw", [b"SSH-2.0-OpenSSH_9\r\n", b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\na: " + b"b" * 200_000])
+async def test_a_name_that_is_not_there_one_that_is_private_and_a_port_that_is_no_web_server_look_the_same(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise requests could be used to find out what there is in the operator's network."""
+    told = set()
+    async with web_server(raw) as web:
+        found = names({"private.example": ["10.0.0.1"], "open.example": ["127.0.0.1"], "closed.example": ["127.0.0.2"]})
+        for host in ("gone", "private", "open", "closed"):
+            if host in ("open", "closed"):  # taken for public addresses, to get this far
+                monkeypatch.setattr("headrace.frontend.media.fetch.check_address", lambda address: None)
+            with pytest.raises(FetchFailed) as failed:
+                await fetcher(found, private=False).fetch(f"http://{host}.example:{web.port}/", lambda start: None)
+            told.add((type(failed.value), str(failed.value).replace(host, "x")))
+    assert told == {(NoAnswer, "x.example gives no answer that can be used")}
 
 
 class Lenient(Fetcher):
@@ -228,7 +248,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed(location: str) ->
     limits = FetchLimits(max_bytes=1000, timeout_s=5.0, any_port=True)
     resolve = names({"inner.example": ["10.0.0.8"]})
     async with web_server(answer(b"", f"Location: {location}", status="302 Found")) as web:
-        with pytest.raises(Forbidden):
+        with pytest.raises((Forbidden, NoAnswer)):
             await Lenient(limits, resolve, at_once=1).fetch(f"http://public.example:{web.port}/", lambda start: None)
         assert len(web.heads) == 1
 
