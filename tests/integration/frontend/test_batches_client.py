@@ -139,6 +139,25 @@ async def test_a_wrong_file_fails_the_batch_and_names_its_lines(clients: Clients
     ]
 
 
+async def test_a_file_of_more_than_50_000_lines_fails_the_batch_at_the_line_that_is_too_many(clients: Clients) -> None:
+    client = clients[0]
+    file_id = await upload(client, [request(number) for number in range(1, 50_002)])
+    made = await client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
+    batch = await ended(client, made.id)
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+    assert batch.errors is not None
+    assert [(e.code, e.line) for e in batch.errors.data or []] == [("too_many_tasks", 50_001)]
+
+
+async def test_a_file_that_can_be_no_batch_is_refused_with_a_code_that_the_client_shows(clients: Clients) -> None:
+    client = clients[0]
+    other = (await client.files.create(file=("in.jsonl", b"{}"), purpose="user_data")).id
+    for file_id, code in ((other, "invalid_input_file"), ("file-none", "input_file_not_found")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
+        assert (caught.value.code, caught.value.param) == (code, "input_file_id")
+
+
 async def test_a_cancelled_batch_is_over_within_seconds_and_keeps_what_was_done(clients: Clients) -> None:
     one, two = clients
     requests = [request(number, max_tokens=4000, vllm_xargs={}) for number in range(1, 301)]

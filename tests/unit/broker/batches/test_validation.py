@@ -112,6 +112,20 @@ def test_too_many_lines_are_one_error() -> None:
     assert len(checked(data, limits=InputLimits(lines=5))) == 5
 
 
+def test_limits_are_those_of_openai_and_what_reaches_them_passes() -> None:
+    limits = InputLimits()
+    assert (limits.lines, limits.file_bytes, limits.embedding_inputs) == (50_000, 200 * 1024 * 1024, 50_000)
+    data = b"".join(line(number) for number in range(1, 50_001))
+    assert len(checked(data, limits=InputLimits(file_bytes=len(data)))) == 50_000
+    assert errors(data, limits=InputLimits(file_bytes=len(data) - 1)) == [("file_too_large", None, None)]
+    assert errors(data + line(50_001)) == [("too_many_tasks", 50_001, None)]
+
+
+def test_an_id_may_have_512_characters_of_any_script() -> None:
+    assert len(checked(line(1, custom_id="ä" * 512) + line(2, custom_id="你" * 512))) == 2
+    assert errors(line(1, custom_id="ä" * 513)) == [("invalid_custom_id", 1, "custom_id")]
+
+
 def test_a_file_that_is_too_large_is_not_read_on() -> None:
     validator = InputValidator(CHAT, InputLimits(file_bytes=300))
     validator.feed(b"x\n" + line(1) * 10)

@@ -103,6 +103,7 @@ async def test_a_list_goes_page_by_page_from_the_newest() -> None:
         ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "output_expires_after.seconds"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 2_592_001}}, "output_expires_after.seconds"),
         ({"output_expires_after": {"anchor": "x", "seconds": 3600}}, "output_expires_after.anchor"),
     ],
 )
@@ -112,6 +113,18 @@ async def test_a_wrong_wish_is_named(changes: dict[str, Any], param: str) -> Non
     call = await bed.create(**changes)
     assert call.status == 400
     assert call.error["param"].startswith(param.partition(".")[0])
+
+
+async def test_what_reaches_openais_limits_is_taken() -> None:
+    bed = Bed()
+    await bed.file()
+    metadata = {str(n): "v" * 512 for n in range(15)} | {"k" * 64: ""}
+    for seconds in (3600, 2_592_000):
+        after = {"anchor": "created_at", "seconds": seconds}
+        call = await bed.create(metadata=metadata, output_expires_after=after)
+        assert (call.status, call.json()["metadata"]) == (200, metadata)
+    for limit in (1, 100):
+        assert (await bed.call("GET", "/v1/batches", query=f"limit={limit}")).status == 200
 
 
 async def test_a_file_that_is_none_or_has_another_purpose_is_refused() -> None:
