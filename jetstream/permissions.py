@@ -255,7 +255,7 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.look_up("models")
     book.keep("models")
     book.fetch("spill", "adapters")
-    book.fetch("adapters")
+    book.keep("blocks")
     book.keep("results")  # answers that are too large for a frame
 
 

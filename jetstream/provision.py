@@ -94,7 +94,7 @@ async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
         if info is None:
             plans.append(StreamPlan(spec.name, "create"))
             continue
-        changes = differences(info["config"], spec.config())
+        changes = differences(info["config"], _wanted(spec, info))
         plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
     return plans
 
@@ -185,13 +185,18 @@ async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError |
 
 async def _is_right(connection: Connection, spec: StreamSpec) -> bool:
     info = await _info(connection, spec.name)
-    return info is not None and not differences(info["config"], spec.config())
+    return info is not None and not differences(info["config"], _wanted(spec, info))
+
+
+def _wanted(spec: StreamSpec, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an existing stream should be, of the size that its operator has given it where that is the operator's."""
+    config = spec.config()
+    return config | {"max_bytes": info["config"]["max_bytes"]} if spec.operators_size else config
 
 
 async def _made(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
-    config = spec.config()
     try:
-        await connection.api.call(f"STREAM.CREATE.{spec.name}", config)
+        await connection.api.call(f"STREAM.CREATE.{spec.name}", spec.config())
     except ApiError as error:
         if error.err_code != STREAM_IN_USE:
             if error.err_code in OUT_OF_RESOURCES:
@@ -202,6 +207,8 @@ async def _made(connection: Connection, spec: StreamSpec) -> JetStreamError | No
     try:
         if spec.storage == "memory" and await _moved_to_memory(connection, spec):
             return None
+        info = await _info(connection, spec.name)
+        config = spec.config() if info is None else _wanted(spec, info)
         await connection.api.call(f"STREAM.UPDATE.{spec.name}", config)
     except (ApiError, TopologyError) as error:
         return TopologyError(f"stream {spec.name} cannot be updated: {error}")

@@ -42,6 +42,7 @@ class StreamSpec:
     allow_rollup_hdrs: bool = False
     deny_delete: bool = False
     no_ack: bool = False
+    operators_size: bool = False  # `max_bytes` is for the beginning: what an operator makes of it is left alone
     counts: bool = False  # messages are additions to a number per subject; nats-server 2.12 or newer, else they are just stored
     replicas: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +125,7 @@ class ObjectStoreSpec:
     own_ttls: bool = False
     discard: Literal["old", "new"] = "new"
     max_bytes: int = -1
+    operators_size: bool = False
     replicas: int = 1
 
     def stream(self) -> StreamSpec:
@@ -133,6 +135,7 @@ class ObjectStoreSpec:
             description=self.description,
             discard=self.discard,
             max_bytes=self.max_bytes,
+            operators_size=self.operators_size,
             max_age_s=self.ttl_s,
             duplicate_window_s=120.0,
             allow_msg_ttl=self.own_ttls,

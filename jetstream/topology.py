@@ -23,6 +23,8 @@ REQ_ACK_WAIT_S = 3.0
 JOB_ACK_WAIT_S = 6.0
 WORK_INACTIVE_S = 15 * 60.0
 
+BLOCKS = "blocks"
+
 # The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "JOB", "PREFILL")
 
@@ -60,6 +62,9 @@ class Topology:
     spill_max_age_s: float = 8 * DAY_S  # each has a TTL of its own
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
     record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
+
+    block_bytes: int = 4096 * MIB  # KV blocks of prompts: the oldest are removed; an operator may give more or less
+    block_max_age_s: float = DAY_S
 
     def streams(self) -> tuple[StreamSpec, ...]:
         s, p = self.subjects, self.subjects.prefix
@@ -228,6 +233,15 @@ class Topology:
             discard="new",
             replicas=self.replicas,
         )
+        blocks = ObjectStoreSpec(
+            name=self.subjects.bucket(BLOCKS),
+            description="KV blocks of prompts, which every worker of the same model can go on from",
+            ttl_s=self.block_max_age_s,
+            discard="old",
+            max_bytes=self.block_bytes,
+            operators_size=True,
+            replicas=1,  # what is lost is computed again
+        )
         return (
             *(
                 ObjectStoreSpec(
@@ -242,6 +256,7 @@ class Topology:
             ),
             files,
             stored,
+            blocks,
         )
 
     def all_streams(self) -> tuple[StreamSpec, ...]:

@@ -35,6 +35,7 @@ from headrace.workers.adapter_files.cache import AdapterCache, AdapterFolder, de
 from headrace.workers.adapter_files.files import AdapterFiles, AdapterLimits, open_engine_adapters
 from headrace.workers.adapter_files.source import AllowedSources
 from headrace.workers.blocking import run_in_thread
+from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.chat_template import read_template
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
@@ -122,7 +123,8 @@ async def run_worker(
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
     peer_host = settings.peer_host or await address_of_route(options.servers)
-    info = await _start(engine, settings, parsers, runtime.on_step, peer_host)
+    access = BrokerAccess(options, subjects)
+    info = await _start(engine, settings, parsers, runtime.on_step, peer_host, access)
     try:
         if info.follows:
             await follow(engine, info)
@@ -156,7 +158,9 @@ async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Par
         raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
 
 
-async def _start(engine: Engine, settings: WorkerSettings, parsers: ParserChoice, sink: Sink, peer_host: str) -> EngineInfo:
+async def _start(
+    engine: Engine, settings: WorkerSettings, parsers: ParserChoice, sink: Sink, peer_host: str, access: BrokerAccess
+) -> EngineInfo:
     args = dict(settings.engine_args)
     if settings.engine in ("vllm", "sglang") and parsers.reasoning is not None:
         args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.
@@ -166,6 +170,7 @@ async def _start(engine: Engine, settings: WorkerSettings, parsers: ParserChoice
         role=Role(settings.role),
         args=args,
         peer_host=peer_host,
+        broker=access,
     )
     try:
         async with asyncio.timeout(settings.start_timeout_s):

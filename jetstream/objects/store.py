@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 import structlog
@@ -109,6 +109,11 @@ class ObjectStore:
 
     async def info(self, name: str) -> StoredObject:
         return (await self._present(name)).public()
+
+    async def present(self, names: Sequence[str]) -> set[str]:
+        subjects = {self._subjects.description(name): name for name in names}
+        found = await self._session.reader.last_of_subjects(self._stream, list(subjects))
+        return {info.name for info in self._readable(found) if not info.deleted}
 
     async def sweep(self, *, idle_s: float) -> int:
         reader = self._session.reader
@@ -211,16 +216,15 @@ class ObjectStore:
             raise ObjectCorrupt(f"the description of object {name!r} of {self.name} cannot be read: {error}") from error
 
     async def _infos(self) -> list[ObjectInfo]:
-        found = []
-        for stored in await self._session.reader.last_of_each(self._stream, self._subjects.all_descriptions):
+        found = await self._session.reader.last_of_each(self._stream, self._subjects.all_descriptions)
+        return [info for info in self._readable(found) if not info.deleted]
+
+    def _readable(self, descriptions: Sequence[StoredMessage]) -> Iterator[ObjectInfo]:
+        for stored in descriptions:
             try:
-                info = msgspec.json.decode(stored.data, type=ObjectInfo)
+                yield msgspec.json.decode(stored.data, type=ObjectInfo)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 log.warning("object.damaged", store=self.name, sequence=stored.seq, error=str(error))
-                continue
-            if not info.deleted:
-                found.append(info)
-        return found
 
     async def _purge_quietly(self, nuid: str) -> None:
         """Remove chunks that no description refers to. A failure wastes space and is no error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -59,6 +59,9 @@ class ObjectBucket(Protocol):
 
     async def info(self, name: str) -> StoredObject:
         """Read the description of an object. Raises ObjectNotFound."""
+
+    async def present(self, names: Sequence[str]) -> set[str]:
+        """Return which of these objects are there, in one round trip for many of them."""
 
     async def list(self, prefix: str = "") -> list[StoredObject]:
         """Return the descriptions of the objects whose names begin so, in no order. Reads all descriptions of the store."""

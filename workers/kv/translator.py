@@ -245,8 +245,8 @@ class Translator:
         self._enter(event)
         if self._values.keys() >= set(hashes):
             return
-        if span * len(hashes) != len(event.token_ids):
-            return  # Another group's event gives the content of these blocks.
+        if not event.token_ids or span * len(hashes) != len(event.token_ids):
+            return  # Another group's event, or that of another tier, gives the content of these blocks.
         if not self._place(event, span):
             self._orphans.append(_Orphan(event, span))
 

@@ -8,25 +8,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.lora_adapters import ADAPTERS_ARG
 from headrace.workers.plain_types import check_plain_types
-from headrace.workers.vllm.settings import check_names
-from headrace.workers.vllm.transfer.connector import MODE_ARG
+from headrace.workers.vllm.settings import ADDED_ARGS, check_names
+from headrace.workers.vllm.tiers.settings import tiers_of
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a setting that vLLM does not have, or whose plain type the value is not.
+    """Raise EngineStartFailed for a setting that vLLM does not have, a value of another plain type, or an impossible KV tier.
 
     What cannot be said by the source alone passes: vLLM decides about it when it starts.
     """
     known = vllm_settings() if args else {}
     if not known:
         return
-    check_names(args, [*known, MODE_ARG, ADAPTERS_ARG])
+    check_names(args, [*known, *ADDED_ARGS])
     check_plain_types("vLLM", args, known)
+    tiers_of(args)
 
 
 def vllm_settings(package: Path | None = None) -> dict[str, str]:

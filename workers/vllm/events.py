@@ -6,6 +6,10 @@ that cannot be read leaves us knowing nothing, and says so.
 
 `extra_keys` has, per block and in this order: the adapter's name, a pair (identifier, offset) for every media item in the
 block, the cache salt (in the first block of a sequence only) and digests of prompt embeddings.
+
+Events of the tiers below the device have no `extra_keys`, and no tokens unless an operator asks vLLM for them
+(`self_describing_kv_events`): a block with a salt would look like the same one without. So their content is never used; it is
+known from the device, where every block is first or comes to when it is used again.
 """
 
 from __future__ import annotations
@@ -20,7 +24,12 @@ from headrace.workers.engine import KvEvent, Tier
 from headrace.workers.kv.event_batches import BatchReader, tier_of
 from headrace.workers.vllm.adapters import public_name
 
-TIER_OF: dict[str, Tier] = {"GPU": "device", "CPU": "host", "STORAGE": "disk"}  # a CPU engine's own memory is "GPU" too
+TIER_OF: dict[str, Tier] = {
+    "GPU": "device",  # a CPU engine's own memory too
+    "CPU": "host",
+    "cpu": "host",  # so the connectors of other projects
+    "STORAGE": "disk",
+}
 _U64 = (1 << 64) - 1
 
 Hash = int | bytes
@@ -71,7 +80,7 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
         tier=tier,
         hashes=hashes,
         parent=None if event.parent_block_hash is None else _number(event.parent_block_hash),
-        token_ids=event.token_ids if readable else (),
+        token_ids=event.token_ids if readable and tier == "device" else (),
         adapter=public_name(event.lora_name),
         salt=salt,
         media=media,

@@ -20,6 +20,7 @@ class VllmOperations:
         config = llm.vllm_config
         self._llm = llm
         self._cpu = cpu
+        self._tiers = getattr(config.kv_transfer_config, "kv_connector", None) == "OffloadingConnector"
         self.asleep = 0
         self.sleep_levels = _sleep_levels(config, cpu=cpu)
         profiles = config.profiler_config.profiler is not None
@@ -43,12 +44,22 @@ class VllmOperations:
             case "is_paused":
                 return {"result": await self._llm.is_paused()}
             case "reset_prefix_cache":
-                return {"result": await self._llm.reset_prefix_cache(**args)}
+                return {"result": await self._reset_cache(args)}
             case "start_profile":
                 await self._llm.start_profile(**args)
             case _:
                 await self._llm.stop_profile()
         return {"folder": self._llm.vllm_config.profiler_config.torch_profiler_dir}
+
+    async def _reset_cache(self, args: Mapping[str, Any]) -> bool:
+        """Empty the cache, with its host tier: the event that follows says that all is gone.
+
+        vLLM would empty the host tier even where the device's blocks are in use and stay, and would not tell.
+        """
+        done: bool = await self._llm.reset_prefix_cache(**args)
+        if done and self._tiers and "reset_connector" not in args:
+            done = await self._llm.reset_prefix_cache(**args, reset_connector=True)
+        return done
 
     async def _sleep(self, level: int) -> Mapping[str, Any]:
         if level not in self.sleep_levels:
@@ -79,8 +90,8 @@ class VllmOperations:
 def _sleep_levels(config: Any, *, cpu: bool) -> tuple[int, ...]:
     """Return the levels of sleep that vLLM was started for.
 
-    On a GPU that takes its sleep mode. Memory that NIXL has registered must stay where it is, and after level 2 only the
-    model's own weights are read again, not those of adapters.
+    On a GPU that takes its sleep mode. Memory that NIXL has registered, or that tiers copy, must stay where it is, and after
+    level 2 only the model's own weights are read again, not those of adapters.
     """
     if cpu:
         return (1, 2)

@@ -17,7 +17,9 @@ from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
 from headrace.workers.vllm.adapters import lora_args, read_adapter
+from headrace.workers.vllm.connectors import check_connectors
 from headrace.workers.vllm.pooling import pools
+from headrace.workers.vllm.tiers.settings import TIER_ARGS, offload_config, tiers_of
 from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connector_config
 
 CPU_BLOCK_SIZE = 32
@@ -26,6 +28,9 @@ CPU_KV_BYTES = 512 << 20
 
 _OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed"}
 """Settings with an option of their own: two places for one thing would contradict each other."""
+
+ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, *TIER_ARGS)
+"""Settings that vLLM does not have."""
 
 
 def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str]) -> None:
@@ -77,16 +82,18 @@ def ranks(config: EngineConfig) -> int:
     return 1 if _EXTERNAL_RANKS & config.args.keys() else int(config.args.get("data_parallel_size") or 1)
 
 
-def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None) -> Any:
+def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None, access: Path | None = None) -> Any:
     """Build vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
 
-    `kv_events`: vLLM's settings for publishing its KV events.
+    `kv_events`: vLLM's settings for publishing its KV events. `access`: the file by which a KV tier reaches the broker.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), MODE_ARG, ADAPTERS_ARG])
-    given = {name: value for name, value in config.args.items() if name not in (MODE_ARG, ADAPTERS_ARG)}
+    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), *ADDED_ARGS])
+    given = {name: value for name, value in config.args.items() if name not in ADDED_ARGS}
+    check_connectors(given, cpu=current_platform.is_cpu())
+    tiers = tiers_of(config.args)
     transfer = connector_config(config, cpu=current_platform.is_cpu())
     args: dict[str, Any] = {
         "model": config.model,
@@ -103,6 +110,8 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         args["kv_events_config"] = KVEventsConfig(**kv_events)
     if transfer is not None or given.get("kv_transfer_config") is not None:
         args["worker_extension_cls"] = EXTENSION
+    if tiers is not None:
+        transfer = offload_config(config, tiers, cpu=current_platform.is_cpu(), access=access)
     if transfer is not None:
         given.pop("kv_transfer_config", None)  # null says that there is no other
         from vllm.config.kv_transfer import KVTransferConfig

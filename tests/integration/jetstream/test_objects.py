@@ -52,6 +52,17 @@ async def test_a_new_version_replaces_the_old_and_frees_it(
     assert len(await connection.subject_counts(f"OBJ_{subjects.bucket('files')}", ">")) == 1
 
 
+async def test_of_many_names_those_that_are_there_are_known_at_once(connection: Connection, files: ObjectStore) -> None:
+    for name in ("a", "b", "gone"):
+        await files.put(name, b"x")
+    await files.delete("gone")
+    absent = [f"n{number}" for number in range(1500)]
+    assert await files.present([*absent, "a", "gone", "b"]) == {"a", "b"}
+    assert await files.present([]) == set()
+    with pytest.raises(TopologyError):
+        await connection.objects("no_such_store").present(["a"])
+
+
 async def test_an_object_that_never_was_is_named(connection: Connection, files: ObjectStore) -> None:
     with pytest.raises(ObjectNotFound, match="nope"):
         await files.get("nope")

@@ -15,7 +15,7 @@ from headrace.jetstream.provision import ensure_topology, plan, purge, remove_to
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.specs import BucketSpec
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.topology import Topology, request_consumer, work_consumer
+from headrace.jetstream.topology import BLOCKS, Topology, request_consumer, work_consumer
 from tests.conftest import Connect
 from tests.integration.jetstream.test_connection import until
 from tests.integration.jetstream.test_pull import running
@@ -44,6 +44,21 @@ async def test_a_bucket_of_an_older_version_moves_from_files_to_memory(connect: 
     await asyncio.gather(*(ensure_topology(connection, topology) for _ in range(3)))
     assert (await connection.api.call(f"STREAM.INFO.{older.name}"))["config"]["storage"] == "memory"
     assert {p.action for p in await plan(connection, topology)} == {"keep"}
+    await remove_topology(connection, topology)
+
+
+async def test_the_size_that_an_operator_gave_the_blocks_stays(connect: Connect, subjects: Subjects) -> None:
+    connection = await connect()
+    topology = Topology(subjects)
+    await ensure_topology(connection, topology)
+    stream = f"OBJ_{subjects.bucket(BLOCKS)}"
+    config = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
+    await connection.api.call(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 12345678, "description": "mine"})
+    (changed,) = [p for p in await plan(connection, topology) if p.action != "keep"]
+    assert (changed.stream, [change.name for change in changed.changes]) == (stream, ["description"])
+    await ensure_topology(connection, topology)
+    now = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
+    assert (now["max_bytes"], now["description"]) == (12345678, config["description"])
     await remove_topology(connection, topology)
 
 
@@ -199,7 +214,7 @@ async def test_streams_are_planned_applied_shown_and_purged_from_the_command_lin
     code, out, _ = await run(capsys, "apply", "--json", *server)
     assert {entry["action"] for entry in json.loads(out)} == {"create"}
     code, out, _ = await run(capsys, "plan", *server)
-    assert (code, out) == (0, "26 of 26 as they should be, nothing to do\n")
+    assert (code, out) == (0, "27 of 27 as they should be, nothing to do\n")
 
     connection = await connect()
     await connection.publish(subjects.req("p", "hi"), b"x")

@@ -116,6 +116,14 @@ def test_a_block_moves_down_the_tiers_by_its_hash_alone():
     assert (change.removed, change.stored) == ({"device": [CHAIN[1]]}, {"host": [CHAIN[1]]})
 
 
+def test_a_lower_tier_that_tells_no_content_waits_for_the_device():
+    bench = Bench()
+    assert not bench(stored([1], [], tier="host"))
+    change = bench(stored([1], TOKENS[:4], salt="tenant"))
+    salted = block_chain(TOKENS[:4], SIZE, salt="tenant")
+    assert change.stored == {"device": salted, "host": salted}
+
+
 def test_the_child_of_a_block_that_has_just_gone_is_still_named():
     bench = Bench()
     bench(stored([1], TOKENS[:4]))

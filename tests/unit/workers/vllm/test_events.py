@@ -31,9 +31,16 @@ def test_removed_and_cleared():
     assert cleared.kind == "cleared"
 
 
+@pytest.mark.parametrize("medium", ["CPU", "STORAGE"])
+def test_the_content_of_blocks_is_taken_from_the_device_alone(medium):
+    """Events of lower tiers do not tell salts: with their tokens a salted block would have the name of one without."""
+    (event,) = batch(STORED | {"medium": medium})
+    assert (event.hashes, event.token_ids) == ([5], ())
+
+
 def test_mediums_are_tiers():
-    tiers = [batch(STORED | {"medium": medium})[0].tier for medium in ("GPU", "CPU", "STORAGE", None)]
-    assert tiers == ["device", "host", "disk", "device"]
+    tiers = [batch(STORED | {"medium": medium})[0].tier for medium in ("GPU", "CPU", "cpu", "STORAGE", None)]
+    assert tiers == ["device", "host", "host", "disk", "device"]
 
 
 def test_raw_digests_are_shortened_as_vllm_does():

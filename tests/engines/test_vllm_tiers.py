@@ -1,0 +1,249 @@
+"""Tiers of KV blocks below the device of a real vLLM: what the device has no room for is found again, and routers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.broker.blocks import block_chain
+from headrace.broker.messages import Sampling
+from headrace.jetstream.client import Connection
+from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import BLOCKS, Topology
+from headrace.workers.broker_access import BrokerAccess
+from headrace.workers.engine import EngineConfig, Output
+from headrace.workers.kv.feed import KvFeed
+from headrace.workers.kv.translator import Translator
+from tests.engines.conftest import ARGS, Bench
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("default"),  # vLLM and torch warn about themselves
+]
+
+BLOCK = 32
+ONE = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
+FEW = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
+TIERS: dict[str, Any] = ARGS | {
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 32 << 20,  # 21 blocks: two other prompts leave nothing of one
+    "kv_host_gib": 0.25,
+}
+
+
+def ids(seed: int, length: int) -> list[int]:
+    """Some prompt of its own."""
+    return [(seed * 7919 + n * 31) % 40_000 + 100 for n in range(length)]
+
+
+class Tiered(Bench):
+    """An engine with tiers, and its inventory as a worker keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.translator = Translator(BLOCK)
+        self._fillers = 1000
+
+    def held(self, tier: str) -> set[int]:
+        return set(self.translator.inventory()[tier])  # type: ignore[index]
+
+    async def until_held(self, tier: str, values: list[int]) -> None:
+        async with asyncio.timeout(60):  # the machine may be busy
+            while not set(values) <= self.held(tier):
+                await asyncio.sleep(0.02)
+
+    async def run(self, prompt: list[int], sampling: Sampling = ONE, **options: Any) -> list[Output]:
+        outputs = await self.end(await self.submit(prompt, sampling, **options))
+        assert outputs[-1].fault is None, outputs[-1].fault
+        return outputs
+
+    async def until_evicted(self, chain: list[int]) -> None:
+        """Compute other prompts until the device holds nothing of this one."""
+        for _ in range(20):
+            if not set(chain) & self.held("device"):
+                return
+            self._fillers += 1
+            await self.run(ids(self._fillers, 330))
+        raise AssertionError("the device still holds blocks that should have made room")
+
+
+def tokens(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.ids]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that tests stop."""
+    with EmbeddedServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def access(broker: EmbeddedServer) -> BrokerAccess:
+    made = BrokerAccess(ConnectOptions(servers=(broker.url,), connect_timeout_s=1.0), Subjects("tiers"))
+    async with await Connection.connect(made.options, subjects=made.subjects) as connection:
+        await ensure_topology(connection, Topology(made.subjects))
+    return made
+
+
+async def stored(access: BrokerAccess) -> int:
+    """Return how many blocks are in the broker."""
+    async with await Connection.connect(access.options, subjects=access.subjects) as connection:
+        return len(await connection.objects(access.subjects.bucket(BLOCKS)).list())
+
+
+async def started(model_dir: Path, args: dict[str, Any], access: BrokerAccess) -> AsyncIterator[Tiered]:
+    made = Tiered()
+    config = EngineConfig(model=str(model_dir), served_name="smollm2", args=args, broker=access)
+    async with asyncio.timeout(200):
+        made.info = await made.engine.start(config, made.sink)
+    feed = asyncio.create_task(KvFeed(made.engine, made.translator, lambda change: None).run())
+    yield made
+    feed.cancel()
+    await asyncio.wait([feed])
+    await made.engine.stop(5.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tiered(model_dir: Path, access: BrokerAccess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiered]:
+    """A worker's engine with every tier."""
+    disk = {"kv_disk_folder": str(tmp_path_factory.mktemp("kv")), "kv_disk_gib": 1}
+    async for made in started(model_dir, TIERS | disk | {"kv_store": True, "kv_store_wait_s": 30}, access):
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def another(model_dir: Path, access: BrokerAccess, tiered: Tiered) -> AsyncIterator[Tiered]:
+    """Another worker's engine, started later. A request of it waits for the store for 2 s."""
+    async for made in started(model_dir, TIERS | {"kv_store": True, "kv_store_wait_s": 2}, access):
+        yield made
+
+
+async def test_a_prefix_that_the_device_dropped_is_found_on_the_host_with_the_same_tokens(tiered: Tiered) -> None:
+    prompt = ids(4, 8 * BLOCK + 5)
+    chain = block_chain(prompt, BLOCK)
+    cold = await tiered.run(prompt, FEW)
+    assert cold[0].cached_tokens == 0
+    await tiered.until_held("host", chain)
+    await tiered.until_evicted(chain)
+    assert set(chain) <= tiered.held("host")
+    warm = await tiered.run(prompt, FEW)
+    assert tokens(warm) == tokens(cold)
+    assert warm[0].cached_tokens == 8 * BLOCK
+    await tiered.until_held("device", chain)
+
+
+async def test_a_salted_prefix_is_found_on_the_host_with_its_salt_alone(tiered: Tiered) -> None:
+    prompt = ids(5, 4 * BLOCK + 5)
+    chain = block_chain(prompt, BLOCK, salt="tenant-1")
+    await tiered.run(prompt, cache_salt="tenant-1")
+    await tiered.until_held("host", chain)
+    assert not set(block_chain(prompt, BLOCK)) & tiered.held("host")
+    await tiered.until_evicted(chain)
+    assert (await tiered.run(prompt, cache_salt="tenant-2"))[0].cached_tokens == 0
+    assert (await tiered.run(prompt))[0].cached_tokens == 0
+    assert (await tiered.run(prompt, cache_salt="tenant-1"))[0].cached_tokens == 4 * BLOCK
+
+
+async def emptied(tiered: Tiered, chain: list[int]) -> None:
+    """Empty device and host. What lies behind them stays."""
+    assert await tiered.engine.control("reset_prefix_cache", {}) == {"result": True}
+    await tiered.run(ids(9, BLOCK))  # vLLM tells with the next step
+    async with asyncio.timeout(60):
+        while set(chain) & (tiered.held("device") | tiered.held("host")):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_prefix_that_device_and_host_dropped_is_found_on_disk_with_the_same_tokens(tiered: Tiered) -> None:
+    prompt = ids(8, 8 * BLOCK + 5)
+    chain = block_chain(prompt, BLOCK)
+    cold = await tiered.run(prompt, FEW)
+    await tiered.until_held("disk", chain)
+    await emptied(tiered, chain)
+    warm = await tiered.run(prompt, FEW)
+    assert tokens(warm) == tokens(cold)
+    assert warm[0].cached_tokens == 8 * BLOCK
+    salted = await tiered.run(prompt, cache_salt="tenant-1")
+    assert salted[0].cached_tokens == 0
+
+
+async def test_another_worker_goes_on_from_a_prefix_in_the_broker_with_the_same_tokens(
+    tiered: Tiered, another: Tiered, access: BrokerAccess
+) -> None:
+    prompt = ids(10, 8 * BLOCK + 5)
+    cold = await tiered.run(prompt, FEW)
+    before = 0
+    async with asyncio.timeout(60):
+        while before != (before := await stored(access)) or before < 8:
+            await asyncio.sleep(0.5)
+    warm = await another.run(prompt, FEW)
+    assert tokens(warm) == tokens(cold)
+    assert warm[0].cached_tokens == 8 * BLOCK
+    assert (await another.run(prompt, cache_salt="tenant-1"))[0].cached_tokens == 0
+
+
+@pytest.mark.parametrize("trouble", ["silent", "gone"])
+async def test_a_broker_that_does_not_answer_costs_time_and_no_token(
+    another: Tiered, broker: EmbeddedServer, trouble: str
+) -> None:
+    prompt = ids(11, 4 * BLOCK + 5)
+    usual = await another.run(prompt, FEW)
+    await emptied(another, block_chain(prompt, BLOCK))
+    broker.pause() if trouble == "silent" else broker.kill()
+    try:
+        assert tokens(await another.run(prompt, FEW)) == tokens(usual)
+        assert tokens(await another.run(ids(12, 40), FEW)) == tokens(await another.run(ids(12, 40), FEW))
+    finally:
+        broker.resume() if trouble == "silent" else broker.start()
+
+
+async def test_what_the_host_tier_does_is_on_the_metrics_page(tiered: Tiered) -> None:
+    from prometheus_client import generate_latest
+
+    names = {line.split("{")[0] for line in generate_latest().decode().splitlines() if line.startswith("vllm:kv_offload")}
+    assert "vllm:kv_offload_total_bytes_total" in names
+    assert any("tiering" in name for name in names), names
+
+
+async def test_a_reset_is_told_of_the_host_tier_too(tiered: Tiered) -> None:
+    prompt = ids(6, 4 * BLOCK + 1)
+    chain = block_chain(prompt, BLOCK)
+    await tiered.run(prompt)
+    await tiered.until_held("host", chain)
+    await emptied(tiered, chain)
+    odd = tiered.translator.anomalies
+    assert (odd.orphans, odd.unknown_removed, odd.odd_sizes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 3])
+async def test_blocks_are_copied_to_their_places_in_chunks_and_back(per_chunk: int) -> None:
+    import torch
+
+    from headrace.workers.vllm.tiers.cpu_spec import MemoryCopies
+
+    device = [torch.arange(60, dtype=torch.int8).view(12, 5), torch.arange(36, dtype=torch.int8).view(12, 3)]
+    host = [torch.zeros((6, rows.shape[1] * per_chunk), dtype=torch.int8) for rows in device]
+    copies = MemoryCopies(device, host, blocks_per_chunk=per_chunk)
+    # four blocks of a sequence from its block 1 on: the first is not the first of its chunk where chunks are longer
+    blocks = SimpleNamespace(block_ids=[7, 2, 9, 4], group_sizes=[4], block_indices=[1])
+    chunks = SimpleNamespace(block_ids=[5, 0, 3, 1][: -(-(1 % per_chunk + 4) // per_chunk)])
+    before = [rows.clone() for rows in device]
+    assert copies.submit_store(1, blocks, chunks)
+    for rows in device:
+        rows[[7, 2, 9, 4]] = 0
+    assert copies.submit_load(2, chunks, blocks)
+    assert all(torch.equal(rows, was) for rows, was in zip(device, before, strict=True))
+    done = copies.get_finished()
+    assert [(result.job_id, result.success, result.transfer_size) for result in done] == [(1, True, 32), (2, True, 32)]
+    assert copies.get_finished() == []
