@@ -27,6 +27,7 @@ from headrace.cli.logins import add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tenant import add_tenant
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
+from headrace.cli.top import add_top
 from headrace.cli.trace import add_trace
 from headrace.commands.groups import show_help
 from headrace.errors import EXIT_FAILURE, CommandError
@@ -88,6 +89,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
     "trace": ("tell what happened to a request, when, where and why", add_trace),
+    "top": ("watch workers, queues and streams live in the terminal", add_top),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
     "tenant": ("export or delete all that is stored of a tenant", add_tenant),

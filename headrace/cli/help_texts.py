@@ -100,6 +100,13 @@ CHAT = """examples:
 Lines that begin with / are commands: /help lists them. Ctrl-C ends an answer, Ctrl-D the chat. Without a terminal one answer
 is printed. A key is read from HEADRACE_API_KEY."""
 
+TOP = """examples:
+  headrace top                            q quits, s sorts by load, KV, tokens/s or name
+  headrace top --once
+  headrace top --json | jq '.workers[].running'
+
+Tokens/s and step times are those of each engine's last step. NO_COLOR turns colours off; no colour says more than the words."""
+
 TRACE = """examples:
   headrace trace chatcmpl-5f0c2a          the id of an answer, or of the request in the log
   headrace trace my-request-7 --json      what the client sent as x-request-id
