@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,5 +30,7 @@ class BrokerAccess:
     def read(cls, path: Path) -> BrokerAccess:
         """Read what `write` has written."""
         given = msgspec.json.decode(path.read_bytes())
-        options = given["options"]
-        return cls(ConnectOptions(**options | {"servers": tuple(options["servers"])}), Subjects(given["prefix"]))
+        options: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given["options"].items()
+        }
+        return cls(ConnectOptions(**options), Subjects(given["prefix"]))
