@@ -1,10 +1,11 @@
-"""What API keys and quotas cost a deployment: requests/s and the frontend's CPU with them against without, in turns.
+"""What API keys with quotas, and logins at nats-server, cost a deployment: requests/s and CPU, in turns with and without.
 
 Two deployments of the simulator with the `instant` timing run beside each other, and the client asks one after the other, in
-the order A B B A. One has no keys; the other has keys in force, and the client's key has every kind of quota, of its own and of
-its tenant. The median of the ratios of neighbouring rounds counts.
+the order A B B A. One has neither; the other has what is asked for: keys in force, with every kind of quota of the client's key
+and of its tenant, or `--nats-login roles`. The median of the ratios of neighbouring rounds counts.
 
-    python -m benchmarks.keys_cost [--rounds 12] [--streams 64] [--requests 1500] [--tokens 16]
+    python -m benchmarks.keys_cost [--what keys|logins] [--rounds 12] [--streams 64] [--requests 1500] [--tokens 16]
+    python -m benchmarks.keys_cost --what logins --starts 5      # how long a deployment takes to be ready, in turns
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
@@ -26,6 +29,8 @@ from benchmarks.processes import processes_of, usage
 
 ENOUGH = "1000000000"
 LIMITS = ("rpm", "tpm", "concurrent", "tokens-per-day")
+INSTANT = ("--engine-arg", "timing=instant")
+WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles")}
 
 
 class Side:
@@ -35,18 +40,26 @@ class Side:
         self.name = name
         self.deployment = deployment
         self.key = key
-        self.frontend = processes_of(deployment.data_dir, deployment.pid)["frontend"]
+        parts = processes_of(deployment.data_dir, deployment.pid)
+        self.frontend = parts["frontend"]
+        self.parts = [*parts.values(), deployment.pid]
         self.rates: list[float] = []
-        self.cpu_us: list[float] = []
+        self.cpu_us: list[float] = []  # of the frontend, per request
+        self.all_cpu_us: list[float] = []  # of all parts, with nats-server and `up`
 
     async def round(self, workload: Workload, first: int) -> None:
         """Run the workload once. Raises SystemExit if a request failed."""
-        before = usage(self.frontend).cpu_s
+        before, all_before = usage(self.frontend).cpu_s, self._all_cpu_s()
         outcome = await run_workload("127.0.0.1", self.deployment.port, workload, first=first, key=self.key)
         if outcome.failed:
-            raise SystemExit(f"{self.name}: {outcome.failed} requests failed: {outcome.errors[0]}")
+            log = self.deployment.log[-4000:]
+            raise SystemExit(f"{self.name}: {outcome.failed} requests failed: {outcome.errors[0]}\n{log}")
         self.rates.append(outcome.ok / outcome.seconds)
         self.cpu_us.append((usage(self.frontend).cpu_s - before) / outcome.ok * 1e6)
+        self.all_cpu_us.append((self._all_cpu_s() - all_before) / outcome.ok * 1e6)
+
+    def _all_cpu_s(self) -> float:
+        return sum(usage(pid).cpu_s for pid in self.parts)
 
 
 def limited_key(deployment: Deployment) -> str:
@@ -65,34 +78,67 @@ async def compare(sides: list[Side], workload: Workload, rounds: int) -> None:
             await side.round(workload, first)
             first += workload.requests
     for side in sides:
-        del side.rates[0], side.cpu_us[0]
+        del side.rates[0], side.cpu_us[0], side.all_cpu_us[0]
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Measure requests/s and CPU, and print medians and ratios."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        plain = Deployment(Path(one), options.port, 1, routers=options.routers, arguments=INSTANT)
+        arguments = (*INSTANT, *WITH[options.what])
+        measured = Deployment(Path(two), options.port + 1, 1, routers=options.routers, arguments=arguments)
+        with plain, measured:
+            key = limited_key(measured) if options.what == "keys" else ""
+            sides = [Side("without", plain, ""), Side(f"with {options.what}", measured, key)]
+            workload = Workload(streams=options.streams, requests=options.requests, tokens=options.tokens)
+            uvloop.run(compare(sides, workload, options.rounds))
+    off, on = sides
+    for side in sides:
+        print(
+            f"{side.name:<12} {statistics.median(side.rates):6.0f} requests/s, CPU per request: frontend "
+            f"{statistics.median(side.cpu_us):5.0f} µs, all parts {statistics.median(side.all_cpu_us):5.0f} µs"
+        )
+    print(f"requests/s, with / without: {spread(off.rates, on.rates)}")
+    print(f"CPU of the frontend per request, with / without: {spread(off.cpu_us, on.cpu_us)}")
+    print(f"CPU of all parts per request, with / without: {spread(off.all_cpu_us, on.all_cpu_us)}")
+    print(f"{options.rounds} rounds of {options.requests} requests, load average {os.getloadavg()[0]:.1f}")
+
+
+def spread(off: Sequence[float], on: Sequence[float]) -> str:
+    """Return the median ratio of neighbouring rounds, and the least and the largest."""
+    ratios = [b / a for a, b in zip(off, on, strict=True)]
+    return f"median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}"
+
+
+def start(options: argparse.Namespace) -> None:
+    """Measure the seconds from the start of `headrace up` until its worker can answer, and print medians."""
+    seconds: dict[str, list[float]] = {"without": [], f"with {options.what}": []}
+    for number in range(options.starts):
+        for name, took in list(seconds.items())[:: 1 if number % 2 else -1]:
+            arguments = INSTANT if name == "without" else (*INSTANT, *WITH[options.what])
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.monotonic()
+                with Deployment(Path(folder), options.port, 1, routers=options.routers, arguments=arguments):
+                    took.append(time.monotonic() - began)
+    off, on = seconds.values()
+    for name, took in seconds.items():
+        print(f"{name:<12} ready after {statistics.median(took):.2f} s, from {min(took):.2f} to {max(took):.2f}")
+    print(f"with / without: {spread(off, on)}; {options.starts} starts each, load average {os.getloadavg()[0]:.1f}")
 
 
 def main() -> None:
-    """Print medians and ratios."""
+    """Run one of the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=tuple(WITH), default="keys")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--routers", type=int, default=0)
+    parser.add_argument("--starts", type=int, default=0, metavar="N", help="measure N starts instead")
     parser.add_argument("--port", type=int, default=9790, help="the first of two")
     options = parser.parse_args()
-    instant = ("--engine-arg", "timing=instant")
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        plain = Deployment(Path(one), options.port, 1, arguments=instant)
-        keyed = Deployment(Path(two), options.port + 1, 1, arguments=(*instant, "--auth", "keys"))
-        with plain, keyed:
-            sides = [Side("no keys", plain, ""), Side("keys and quotas", keyed, limited_key(keyed))]
-            workload = Workload(streams=options.streams, requests=options.requests, tokens=options.tokens)
-            uvloop.run(compare(sides, workload, options.rounds))
-    off, on = sides
-    rates = [b / a for a, b in zip(off.rates, on.rates, strict=True)]
-    cpu = [b - a for a, b in zip(off.cpu_us, on.cpu_us, strict=True)]
-    for side in sides:
-        print(f"{side.name:<16} {statistics.median(side.rates):8.0f} requests/s  {statistics.median(side.cpu_us):7.0f} µs")
-    print(f"requests/s, on / off: median {statistics.median(rates):.3f}, from {min(rates):.3f} to {max(rates):.3f}")
-    print(f"CPU of the frontend per request, on - off: median {statistics.median(cpu):+.0f} µs")
-    print(f"{options.rounds} rounds of {options.requests} requests, load average {os.getloadavg()[0]:.1f}")
+    (start if options.starts else serve)(options)
 
 
 if __name__ == "__main__":

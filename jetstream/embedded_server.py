@@ -105,6 +105,7 @@ class EmbeddedServer:
         self.data_dir = Path(data_dir).absolute()
         self._port = settings.port if port is None else port
         self._monitoring_port = settings.monitoring_port
+        self._told_monitoring_port = self._monitoring_port or -1
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # offset in the log file at which this start begins
 
@@ -168,6 +169,12 @@ class EmbeddedServer:
         self.stop()
         self.start(timeout_s=timeout_s)
 
+    def reload(self) -> None:
+        """Have a running server read its configuration again, and with it its certificates. Connections stay."""
+        if self._process is not None and self.running:
+            self._write_config(self._told_monitoring_port)  # another one than it was told would be refused
+            self._process.send_signal(signal.SIGHUP)
+
     def pause(self) -> None:
         """Send SIGSTOP: the server goes silent without closing a connection. Returns once it has stopped."""
         if self._process is not None:
@@ -216,9 +223,8 @@ class EmbeddedServer:
             folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
-        config = self.data_dir / "nats-server.conf"
-        config.touch(mode=0o600)
-        config.write_text(config_text(self.settings, self.data_dir, self._port or -1, self._monitoring_port or -1))
+        self._told_monitoring_port = self._monitoring_port or -1
+        config = self._write_config(self._told_monitoring_port)
         with open(os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log_file:
             self._log_start = log_file.tell()
             launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(signal.SIGTERM))]
@@ -235,6 +241,12 @@ class EmbeddedServer:
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server; it is stopped after its clients
             )
         return time.monotonic() + timeout_s
+
+    def _write_config(self, monitoring_port: int) -> Path:
+        config = self.data_dir / "nats-server.conf"
+        config.touch(mode=0o600)
+        config.write_text(config_text(self.settings, self.data_dir, self._port or -1, monitoring_port))
+        return config
 
     def _ready(self, deadline: float) -> bool:
         process = self._process

@@ -79,7 +79,7 @@ class KvBucket:
         return [Entry(m.subject[cut:], m.data, m.seq) for m in stored if not is_marker(m)]
 
     def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> BucketWatch:
-        kind = PulledWatch if self._session.api.steward else BucketWatch
+        kind = PulledWatch if self._session.api.elsewhere else BucketWatch
         return kind(self._session, self._stream, self._prefix, check_pattern(pattern), on_change)
 
     async def _last(self, key: str) -> StoredMessage | None:

@@ -62,17 +62,30 @@ def user_key(folder: Path, login: Login) -> str:
         raise LoginFileUnusable(f"the login file {path} cannot be used: {error}") from None
 
 
-def write_context(folder: Path, login: Login, *, url: str, prefix: str, tls: Mapping[str, str] | None = None) -> Path:
+def write_context(
+    folder: Path,
+    login: Login,
+    *,
+    url: str,
+    prefix: str,
+    tls: Mapping[str, str] | None = None,
+    credentials: str | None = None,
+) -> Path:
     """Write the context of a login to a deployment with this prefix, and return its path.
 
-    `tls`: `ca`, `cert` and `key`, as far as they are needed.
+    `tls`: `ca`, `cert` and `key`, as far as they are needed. `credentials`: the name of its file with a token and a seed, where
+    the server knows users by tokens.
     """
     path = folder / (login.name + CONTEXT)
     asked = permissions(Topology(Subjects(prefix)), login).asked
     context = {
         "description": f"headrace {login.name}",
         "url": url,
-        "nkey": str((folder / (login.name + SEED)).absolute()),
+        **(
+            {"creds": str((folder / credentials).absolute())}
+            if credentials
+            else {"nkey": str((folder / (login.name + SEED)).absolute())}
+        ),
         "inbox_prefix": login.inbox,
         "jetstream_api_prefix": PARTS_API,
         **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
@@ -95,7 +108,7 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     The account of the streams has no user. What parts may do there is exported, and their allow-lists say which of them may do
     what; answers of the server stay in the account of the parts.
     """
-    exported = [API_EXPORT, "$JS.ACK.>", *_stored(topology)]
+    exported = exported_subjects(topology)
     account = topology.subjects.prefix.upper()
     lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
     for subject in exported:
@@ -112,10 +125,10 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     return "\n".join([*lines, "    ]", "  }", "}"]) + "\n"
 
 
-def _stored(topology: Topology) -> list[str]:
-    """Return the subjects of all streams that parts publish to."""
+def exported_subjects(topology: Topology) -> list[str]:
+    """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to."""
     subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
-    return sorted(subject for subject in subjects if not subject.startswith("$JS."))
+    return [API_EXPORT, "$JS.ACK.>", *sorted(subject for subject in subjects if not subject.startswith("$JS."))]
 
 
 def _permission_lines(allowed: Permissions) -> list[str]:

@@ -36,6 +36,9 @@ def add_init(commands: Any, about: str) -> None:
         help="a model whose workers get their own login; repeatable",
     )
     parser.add_argument("--tenant", action="append", default=[], metavar="NAME", help="a tenant that stores jobs; repeatable")
+    parser.add_argument(
+        "--jwt", action="store_true", help="accounts and users as JSON web tokens, for a nats-server in operator mode"
+    )
     add_setting_flags(parser, "control")
     parser.set_defaults(run=_run_init, prog="headrace init")
 
@@ -56,7 +59,8 @@ def add_steward(commands: Any, about: str) -> None:
 def _run_init(parsed: argparse.Namespace) -> int:
     from headrace.commands.init import run_init
 
-    return run_init(read_settings(parsed, "control"), parsed.out.resolve(), models=parsed.model, tenants=parsed.tenant)
+    settings, folder = read_settings(parsed, "control"), parsed.out.resolve()
+    return run_init(settings, folder, models=parsed.model, tenants=parsed.tenant, jwt=parsed.jwt)
 
 
 def _run_steward(parsed: argparse.Namespace) -> int:

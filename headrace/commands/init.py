@@ -13,6 +13,7 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.jwt_accounts import CREDENTIALS, operator_config
 from headrace.jetstream.logins import CONTEXT, accounts_config, make_keys, write_context
 from headrace.jetstream.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
@@ -22,16 +23,20 @@ from headrace.up.server_logins import tls_files
 CONFIG = "accounts.conf"
 
 
-def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants: Sequence[str]) -> int:
-    """Write seeds, contexts and the accounts into a folder, and print what to do with them. Raises CommandError."""
+def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants: Sequence[str], jwt: bool) -> int:
+    """Write seeds, contexts and the accounts into a folder, and print what to do with them. Raises CommandError.
+
+    With `jwt` accounts and users are JSON web tokens, for a server in operator mode.
+    """
     topology = Topology(subjects(settings))
     url = ",".join(settings["nats.url"]) or DEFAULT_URL
     tls = tls_files(settings)
     try:
         wanted = logins(models, tenants, namespace=settings["namespace"])
-        config = accounts_config(topology, make_keys(folder, wanted))
+        config = operator_config(topology, folder, wanted) if jwt else accounts_config(topology, make_keys(folder, wanted))
         for login in wanted:
-            write_context(folder, login, url=url, prefix=settings["prefix"], tls=tls)
+            credentials = login.name + CREDENTIALS if jwt else None
+            write_context(folder, login, url=url, prefix=settings["prefix"], tls=tls, credentials=credentials)
     except JetStreamError as error:
         failure = StartFailed(str(error))
         failure.exit_code = exit_code(error)

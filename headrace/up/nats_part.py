@@ -16,6 +16,7 @@ from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
+from headrace.up.certificate_files import CertificateFiles
 from headrace.up.provisioner import Provisioner
 from headrace.up.restart_policy import Backoff, Restart, RestartState
 from headrace.up.server_logins import ServerLogins
@@ -25,6 +26,7 @@ _log = structlog.get_logger()
 
 _WATCH_EVERY_S = 0.25
 _ASK_EVERY_S = 1.0
+_CERTIFICATES_S = 2.0  # as often the frontends look at theirs
 _MOST_BACKOFF_S = 2.0  # nothing works without it, so a crash more should not cost an outage of half a minute
 
 
@@ -76,8 +78,15 @@ class NatsPart:
         if server is None:
             return
         loop = asyncio.get_running_loop()
+        certificates = CertificateFiles(self._settings[f"server.tls_{name}"] for name in ("cert", "key", "client_ca"))
+        look_at = loop.time() + _CERTIFICATES_S
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
+            if loop.time() >= look_at:
+                look_at = loop.time() + _CERTIFICATES_S
+                if certificates.changed():
+                    _log.info("nats.certificates_renewed")
+                    server.reload()
             if server.running or self._mending:
                 continue
             decision = self._state.exited(loop.time(), exit_code=1, serving=True)

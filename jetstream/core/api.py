@@ -99,6 +99,11 @@ class JsApi:
         self.steward = steward
         self._asked = [SubjectPattern(pattern) for pattern in asked] if steward else []
 
+    @property
+    def elsewhere(self) -> bool:
+        """True where the streams are in another account than this login: the server cannot push to its inboxes from there."""
+        return bool(self.steward) or self._prefix != f"{API}."
+
     def is_asked(self, call: str) -> bool:
         """Return True for a call that is asked of the steward."""
         if not self.steward:

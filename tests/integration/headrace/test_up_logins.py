@@ -242,6 +242,10 @@ def test_a_worker_drains_as_it_is_told(up: RunningUp) -> None:
     headrace(up, "worker", "drain", "worker-2")
 
 
+def test_no_part_waits_in_vain_for_what_the_server_would_push(up: RunningUp) -> None:
+    assert "watch.silent" not in up.log_file.read_text()
+
+
 async def test_nobody_connects_without_a_login(up: RunningUp) -> None:
     with pytest.raises(AccessDenied):
         await Connection.connect(ConnectOptions(servers=(up.state()["nats"]["url"],)), subjects=Subjects())

@@ -273,6 +273,19 @@ async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:
         assert ack.stream == "HR_JOB"
 
 
+async def test_an_operator_sees_changes_too(guarded: Guarded) -> None:
+    """The server cannot push into the account of the parts, so a watch must pull, although an operator makes its consumer."""
+    changes: asyncio.Queue[Change] = asyncio.Queue()
+    watch = guarded.operator.bucket("hr_members").watch(changes.put_nowait)
+    async with asyncio.timeout(20), TaskScope() as tasks:
+        watching = tasks.spawn(watch.run())
+        await watch.ready(5.0)
+        for number in range(3):
+            await guarded.operator.bucket("hr_members").put("worker.p.w1", b"%d" % number)
+            assert (await changes.get()).value == b"%d" % number
+        watching.cancel()
+
+
 async def test_parts_work_with_consumers_of_the_steward(guarded: Guarded) -> None:
     """Pulls, acks, watches and follows, in the account of the parts."""
     async with await guarded.as_(Login("worker", OWN)) as worker, await guarded.as_(Login("ingress")) as ingress:

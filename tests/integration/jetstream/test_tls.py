@@ -78,3 +78,27 @@ async def test_nothing_is_said_to_a_server_without_tls_when_tls_is_asked_for(nat
     ):
         with pytest.raises(ConnectError, match="offers no TLS"):
             await Connection.connect(asked, subjects=Subjects())
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart_and_open_connections_stay(tmp_path: Path) -> None:
+    cert, key = write_certificate(tmp_path, name="first")
+    first = tmp_path / "first.pem"
+    first.write_bytes(cert.read_bytes())
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(tls_cert=str(cert), tls_key=str(key))) as server:
+        pid = server.pid
+        old, new = (ConnectOptions(servers=(server.url,), tls_ca=str(path)) for path in (first, cert))
+        async with await Connection.connect(old, subjects=Subjects()) as connection:
+            since = connection.connected_since_s
+            write_certificate(tmp_path, name="second")
+            server.reload()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        async with await Connection.connect(new, subjects=Subjects()):
+                            break
+                    except ConnectError:
+                        await asyncio.sleep(0.1)
+            with pytest.raises(ConnectError, match="certificate verify failed"):
+                await Connection.connect(old, subjects=Subjects())
+            await connection.api.call("INFO")
+            assert (connection.connected, connection.connected_since_s, server.pid) == (True, since, pid)

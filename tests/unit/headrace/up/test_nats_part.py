@@ -39,6 +39,7 @@ class Server:
 
 def part(server: Server, monkeypatch: pytest.MonkeyPatch) -> NatsPart:
     settings: Any = {"nats.url": ("nats://elsewhere",), "nats.context": ""}
+    settings |= {f"server.tls_{name}": None for name in ("cert", "key", "client_ca")}
     made = NatsPart(settings)
     made._server = server  # type: ignore[assignment]
     for name in ("_WATCH_EVERY_S", "_ASK_EVERY_S"):
