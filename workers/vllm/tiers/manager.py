@@ -71,7 +71,8 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._stores: dict[int, concurrent.futures.Future[None]] = {}
         self._told: set[str] = set()
         self._tells = self.tells and spec.kv_events_config.enable_kv_cache_events
-        self.transfers = Transfers(store, size=self.block_size_bytes, limits=Limits(wait_s=wait_s), name=tier_type)
+        limits = Limits(wait_s=wait_s)
+        self.transfers = Transfers(store, size=self.block_size_bytes, limits=limits, name=tier_type, tells=self._tells)
         self._look_ups = _LookUps(self, tier_type)
 
     @classmethod
@@ -127,11 +128,13 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]
         changes = self.transfers.changes
         while changes:
             change = changes.popleft()
-            if not self._tells:
-                continue
             # What an earlier engine has left was not told, so its end is not told either.
-            names = self._told & set(change.names) if change.removed else set(change.names)
-            self._told = self._told - names if change.removed else self._told | names
+            names = set(change.names)
+            if change.removed:
+                names &= self._told
+                self._told -= names
+            else:
+                self._told |= names
             if keys := [key for name in names if (key := self._key_of(name)) is not None]:
                 yield OffloadingEvent(keys=keys, medium=self.medium, removed=change.removed, locality=self.locality)
 

@@ -66,14 +66,17 @@ class Change:
 class Transfers:
     """The transfers of one store. All methods are for other threads than its own and return at once, but for `held`."""
 
-    def __init__(self, store: BlockStore, *, size: int, limits: Limits | None = None, name: str = "store") -> None:
-        """`size`: bytes of a block. `name`: of the tier, in log lines."""
+    def __init__(
+        self, store: BlockStore, *, size: int, limits: Limits | None = None, name: str = "store", tells: bool = True
+    ) -> None:
+        """`size`: bytes of a block. `name`: of the tier, in log lines. `tells`: whether `changes` are read by anything."""
         self.loaded: deque[Loaded] = deque()
         self.changes: deque[Change] = deque()
         self._store = store
         self._size = size
         self._limits = limits or Limits()
         self._name = name
+        self._tells = tells
         self._troubles: Counter[Trouble] = Counter()
         self._buffered = 0
         self._queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
@@ -182,7 +185,7 @@ class Transfers:
                 self._troubles["damaged"] += 1
                 log.warning("kv_tier.damaged", tier=self._name, error=str(error))
                 await self._store.remove(name)  # or it would be found, and refused, again and again
-                self.changes.append(Change([name], removed=True))
+                self._tell([name], removed=True)
                 return
             arrived.add(name)
 
@@ -213,9 +216,12 @@ class Transfers:
             return
         gone = await self._store.write(name, record)
         self._breaker.succeeded()
-        self.changes.append(Change([name], removed=False))
-        if gone:
-            self.changes.append(Change(gone, removed=True))
+        self._tell([name], removed=False)
+        self._tell(gone, removed=True)
+
+    def _tell(self, names: Sequence[str], *, removed: bool) -> None:
+        if names and self._tells:
+            self.changes.append(Change(names, removed))
 
     async def _drain(self) -> None:
         loads = list(self._loads)

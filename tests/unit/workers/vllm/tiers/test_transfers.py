@@ -136,6 +136,14 @@ def test_what_made_room_is_told(transfers: Transfers) -> None:
     assert list(transfers.changes) == [Change(["last"], removed=False), Change(["oldest"], removed=True)]
 
 
+def test_where_nothing_reads_changes_none_are_kept(store: FakeStore) -> None:
+    made = Transfers(store, size=SIZE, tells=False)
+    made.store(["last"], views(A)).result(SOON_S)
+    until(lambda: store.kept)
+    made.close()
+    assert not made.changes
+
+
 def test_of_a_prefix_that_is_not_whole_the_rest_is_loaded(store: FakeStore, transfers: Transfers) -> None:
     store.kept["a"] = seal("a", A)
     assert load(transfers, "a", "b") == (["a"], [A, bytes(SIZE)])
