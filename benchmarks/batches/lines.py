@@ -1,9 +1,11 @@
 """Lines of a batch per second, and what each process spends on them: CPU, and memory from the start to the end of the batch.
 
-With `--compare` the same requests are chats over HTTP first: the difference in CPU is what a line costs beyond serving it.
+With `--compare` the same requests are chats over HTTP, too: the difference in CPU is what a line costs beyond serving it. With
+`--same-pace` the chats take as long as the lines did, so that what each process spends per second, busy or not, is in both.
 
 python -m benchmarks.batches.lines --lines 50000 --line-bytes 4000
 python -m benchmarks.batches.lines --lines 10000 --compare
+python -m benchmarks.batches.lines --lines 10000 --compare --same-pace
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +81,20 @@ def run_batch(client: openai.OpenAI, file: Path, pids: dict[str, int], most: dic
     return watch(client, made.id, pids, most)
 
 
-async def run_chats(port: int, requests: Iterator[dict[str, Any]]) -> int:
-    """Send requests as chats, each connection its next one when its last was answered. Returns how many had status 200."""
-    answered = 0
+async def run_chats(port: int, requests: Iterator[dict[str, Any]], *, per_s: float = 0.0) -> int:
+    """Send requests as chats, each connection its next one when its last was answered. Returns how many had status 200.
+
+    `per_s`: how many are sent per second, 0 = as many as can be.
+    """
+    answered, loop, numbers = 0, asyncio.get_running_loop(), count()
+    began = loop.time()
 
     async def connection() -> None:
         nonlocal answered
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for body in requests:
+            if per_s:
+                await asyncio.sleep(began + next(numbers) / per_s - loop.time())
             data = json.dumps(body).encode()
             head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(data)}\r\n\r\n"
@@ -144,6 +153,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.002, help="time of an engine step")
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--compare", action="store_true", help="measure the same requests as chats over HTTP, too")
+    parser.add_argument("--same-pace", action="store_true", help="with --compare: the chats take as long as the lines")
     parser.add_argument("--cancel", action="store_true", help="cancel the batch, and measure how long that takes")
     wishes = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -163,14 +173,17 @@ def measure(deployment: Deployment, client: openai.OpenAI, wishes: argparse.Name
     print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
     write_input(file, requests(10_000_000, WARM_LINES))
     run_batch(client, file, pids, most)
-    chats: dict[str, float] = {}
-    if wishes.compare:
+
+    def measure_chats(*, per_s: float = 0.0) -> dict[str, float]:
         asyncio.run(run_chats(wishes.port, requests(20_000_000, WARM_LINES)))
         before, began = snapshot(pids), time.perf_counter()
-        answered = asyncio.run(run_chats(wishes.port, requests(30_000_000, wishes.lines)))
+        answered = asyncio.run(run_chats(wishes.port, requests(30_000_000, wishes.lines), per_s=per_s))
         seconds = time.perf_counter() - began
-        chats = cpu_ms(before, snapshot(pids), wishes.lines)
-        show_cpu(f"{answered} of {wishes.lines} chats answered, {wishes.lines / seconds:.0f}/s", chats)
+        found = cpu_ms(before, snapshot(pids), wishes.lines)
+        show_cpu(f"{answered} of {wishes.lines} chats answered, {wishes.lines / seconds:.0f}/s", found)
+        return found
+
+    chats = measure_chats() if wishes.compare and not wishes.same_pace else {}
     write_input(file, requests(0, wishes.lines))
     if wishes.cancel:
         cancel_one(client, file, wishes.lines)
@@ -181,6 +194,8 @@ def measure(deployment: Deployment, client: openai.OpenAI, wishes: argparse.Name
     cost = cpu_ms(before, after, wishes.lines)
     print(f"{batch.status}: {batch.request_counts}; {file.stat().st_size / MIB:.0f} MiB with its upload in {seconds:.1f} s")
     show_cpu(f"{wishes.lines / seconds:.0f} lines/s", cost)
+    if wishes.compare and wishes.same_pace:
+        chats = measure_chats(per_s=wishes.lines / seconds)
     if chats:
         print(f"a line costs {sum(cost.values()) - sum(chats.values()):.3f} ms more than a chat")
     for name in sorted(pids):

@@ -74,8 +74,10 @@ class Client:
                     name = value
                 elif value == "[DONE]":
                     self.done.set()
-                elif field == "data" and name:
-                    self.events.append((name, json.loads(value)))
+                elif field == "data" and name:  # an error without a name is that of this connection alone
+                    event = json.loads(value)
+                    assert "error" not in event, f"the job has failed after {len(self.events)} events: {event}"
+                    self.events.append((name, event))
                     name = ""
 
     async def reaches(self, count: int) -> None:
