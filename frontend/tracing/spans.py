@@ -94,7 +94,7 @@ def spans_of_story(story: Story, context: TraceContext, root: int, frontend: str
             end_ns=base_ns + int(max(begin_s, until_s) * NS),
             service=service,
             instance=instance,
-            attributes={names.REQUEST_ID: story.id, names.POOL: story.pool, **attributes},
+            attributes={names.REQUEST_ID: story.id, **attributes},
             links=links,
         )
         made.append(span)
@@ -116,7 +116,7 @@ def spans_of_story(story: Story, context: TraceContext, root: int, frontend: str
             about[names.RANK] = first.rank
         # a worker that places a request on itself tells of it after the start
         placed_s = min(at(first), at(started)) if started is not None else at(first)
-        add("queue", waits_from_s, placed_s, placed, {**about, **_decision(placed)})
+        add("queue", waits_from_s, placed_s, placed, {names.POOL: story.pool, **about, **_decision(placed)})
         waits_from_s = over_s
         if started is None:
             continue
@@ -128,7 +128,7 @@ def spans_of_story(story: Story, context: TraceContext, root: int, frontend: str
             add("prefill", at(started), at(prefilled), prefilled, {**about, names.UNCACHED: prefilled.uncached}, links)
             previous_run = add("decode", at(prefilled), over_s, prefilled, about, links)
     if not made:  # it ended in the queue
-        add("queue", 0.0, end_s, None, {})
+        add("queue", 0.0, end_s, None, {names.POOL: story.pool})
     return made
 
 

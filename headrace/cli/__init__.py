@@ -16,6 +16,7 @@ from headrace.cli.adapters import add_adapter
 from headrace.cli.chaos import add_chaos
 from headrace.cli.chat import add_chat
 from headrace.cli.command_parser import CommandParser
+from headrace.cli.completion import add_completion
 from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
 from headrace.cli.doctor import add_doctor
@@ -103,5 +104,11 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "model": ("list or forget the models that are known, prepare the bundled one", add_model),
     "adapter": ("push LoRA adapters into the deployment, list or remove them", add_adapter),
     "config": ("show the settings in force and where each comes from", add_config),
+    "completion": ("print the completion script of a shell", add_completion),
     "version": ("show versions of Headrace, NATS and the installed engines", add_version),
 }
+
+
+def command_names() -> list[str]:
+    """Return the names of all commands."""
+    return list(_COMMANDS)

@@ -40,6 +40,19 @@ class CommandParser(argparse.ArgumentParser):
         sys.stderr.write(f"{command}: {message.removeprefix('argument ')} ({command} --help)\n")
         sys.exit(EXIT_USAGE)
 
+    def below(self) -> dict[str, argparse.ArgumentParser]:
+        """Return the parsers of the commands below this one, by name."""
+        found: dict[str, argparse.ArgumentParser] = {}
+        for action in self._actions:
+            if action.nargs == argparse.PARSER and isinstance(action.choices, dict):
+                found |= action.choices
+        return found
+
+    def options(self) -> dict[str, argparse.Action]:
+        """Return the options of this command that its help shows, by each of their names."""
+        shown = self._option_string_actions.items()
+        return {name: action for name, action in shown if action.help != argparse.SUPPRESS}
+
     def _own_words(self, words: Sequence[str]) -> list[str]:
         """Return the words before the command below this one, whose options are its own."""
         below = self._commands_below()

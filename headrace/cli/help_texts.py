@@ -100,6 +100,10 @@ CHAT = """examples:
 Lines that begin with / are commands: /help lists them. Ctrl-C ends an answer, Ctrl-D the chat. Without a terminal one answer
 is printed. A key is read from HEADRACE_API_KEY."""
 
+COMPLETION = """examples:
+  source <(headrace completion bash)      in this shell, or in ~/.bashrc for all
+  headrace completion bash > ~/.local/share/bash-completion/completions/headrace"""
+
 TOP = """examples:
   headrace top                            q quits, s sorts by load, KV, tokens/s or name
   headrace top --once

@@ -1,0 +1,112 @@
+"""Measures what tracing costs a frontend: CPU time per request without a tracer, with an unsampled, and with a sampled request.
+
+Usage: python -m benchmarks.trace_cost [requests]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.ingress.journey import Journey
+from headrace.broker.ingress.story_book import StoryBook
+from headrace.broker.jobs import Job
+from headrace.broker.messages import JobEvent
+from headrace.broker.models.cards import ModelCard
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.tracing.otlp import OtlpExporter
+from headrace.frontend.tracing.spans import SpanData
+from headrace.frontend.tracing.traced_app import TracedApp
+from headrace.frontend.tracing.tracer import Tracer
+
+ROUNDS = 7
+CARD = ModelCard(model="m", pool="p", context_length=4096, block_size=16, vocab_size=1000)
+HEADERS = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"user-agent", b"x"), (b"accept", b"*/*")]
+
+
+class Reader:
+    """Takes what the judge gives."""
+
+    def take(self, row: Any) -> bool:
+        return True
+
+    def end(self, fault: Any) -> None:
+        return
+
+
+class Answered:
+    """What a request leaves in its scope: the fields of its log line and one journey."""
+
+    level = "met"
+
+    def __init__(self, journey: Journey) -> None:
+        self.journeys = [journey]
+
+    def fields(self) -> dict[str, Any]:
+        return {"model": "m", "tenant": "_", "class": "std", "prompt_tokens": 500, "completion_tokens": 100, "ttft_s": 0.1}
+
+
+class ConvertOnly(OtlpExporter):
+    """Builds and encodes OpenTelemetry's spans, and sends them nowhere."""
+
+    def _send(self, spans: Sequence[SpanData]) -> bool:
+        return bool(encode_spans([self._convert(span) for span in spans]).SerializeToString())
+
+
+def story(book: StoryBook, number: int) -> Answered:
+    """A request that was placed, started, computed and answered."""
+    job = Job(id=f"r{number}", card=CARD, prompt_tokens=500, max_tokens=100)
+    record = JobRecord(job.id, "p", 1, Reader(), 0.0)
+    book.begin(job, record, time.time())
+    for kind in ("placed", "started", "prefilled"):
+        book.on_event(JobEvent(kind, job.id, 1, "worker-1", 500, 100, by="router-1"))  # type: ignore[arg-type]
+    journey = Journey(record, 0.0, book)
+    journey.started(1, "worker-1", 0.0)
+    journey.ended(None)
+    return Answered(journey)
+
+
+async def cpu_s(app: Callable[[Scope, Receive, Send], Awaitable[None]], stories: Sequence[Answered]) -> float:
+    """Run one request per story, and return the CPU seconds of each on the average."""
+    began = time.process_time()
+    for told in stories:
+        scope: Any = {"type": "http", "method": "POST", "headers": HEADERS, "headrace.request_id": "r"}
+        scope |= {"headrace.status": 200, "headrace.story": told}
+        await app(scope, None, None)  # type: ignore[arg-type]
+    return (time.process_time() - began) / len(stories)
+
+
+async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+    """Do nothing, as the application below the tracer."""
+
+
+async def measure(requests: int) -> None:
+    """Measure and print."""
+    book = StoryBook("i", ended=requests)
+    stories = [story(book, number) for number in range(requests)]
+    exporter = ConvertOnly("http://127.0.0.1:9/v1/traces")
+    found: dict[str, list[float]] = {"not sampled": [], "sampled, on the request's path": [], "spans, afterwards": []}
+    for _ in range(ROUNDS):
+        plain = await cpu_s(inner, stories)
+        for name, sample in (("not sampled", 0.0), ("sampled, on the request's path", 1.0)):
+            tracer = Tracer(exporter, Metrics(), sample=sample, frontend="i", late_s=0.0)
+            found[name].append(await cpu_s(TracedApp(inner, tracer, "/v1/chat/completions"), stories) - plain)
+            if sample:
+                began = time.process_time()
+                await tracer._export(tracer._take(float("inf")))
+                found["spans, afterwards"].append((time.process_time() - began) / min(requests, 256))
+    for name, values in found.items():
+        print(f"{name:32} {median(values) * 1e6:7.1f} µs per request (median of {ROUNDS})")
+    await exporter.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 2000))

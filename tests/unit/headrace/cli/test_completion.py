@@ -1,0 +1,70 @@
+"""A real bash completes commands, their options and the values of those, for every command there is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import build_parser, command_names, main
+from headrace.cli.completion import all_words, bash_script
+
+BASH = shutil.which("bash")
+pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "headrace"
+    path.write_text(bash_script(all_words(build_parser, command_names())))
+    return path
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words behind `headrace`."""
+    asked = " ".join(f"'{word}'" for word in ("headrace", *words))
+    ask = f"source {script}; COMP_WORDS=({asked}); COMP_CWORD={len(words)}; _headrace; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    assert BASH is not None
+    done = subprocess.run([BASH, "--norc", "-c", ask], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_commands_are_completed(script: Path) -> None:
+    assert set(complete(script, "t")) == {"trace", "top", "tenant"}
+    assert set(command_names()) <= set(complete(script, ""))
+    assert complete(script, "worker", "dr") == ["drain"]
+
+
+def test_options_of_the_command_are_completed(script: Path) -> None:
+    assert complete(script, "top", "--on") == ["--once"]
+    assert complete(script, "up", "--engine", "sim", "--routers", "1", "--work") == ["--workers"]
+    assert complete(script, "worker", "drain", "w-1", "--gra") == ["--grace"]
+    assert complete(script, "top", "--work") == []
+
+
+def test_values_of_an_option_are_completed(script: Path) -> None:
+    assert complete(script, "top", "--sort", "") == ["load", "kv", "tokens", "name"]
+    assert "sim" in complete(script, "up", "--engine", "")
+
+
+def test_a_value_that_may_be_anything_is_left_to_bash(script: Path) -> None:
+    assert complete(script, "up", "--data-dir", "") == []
+
+
+def test_a_value_that_is_named_like_a_command_changes_nothing(script: Path) -> None:
+    assert complete(script, "trace", "top", "--js") == ["--json"]
+
+
+def test_every_command_has_its_words() -> None:
+    words = {one.path: one for one in all_words(build_parser, command_names())}
+    assert set(command_names()) <= set(words)
+    assert "worker drain" in words
+    assert all("--help" in one.options for one in words.values())
+
+
+def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    assert "complete -o bashdefault -o default -F _headrace headrace" in capsys.readouterr().out
