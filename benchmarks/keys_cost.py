@@ -40,7 +40,8 @@ class Side:
         self.name = name
         self.deployment = deployment
         self.key = key
-        parts = processes_of(deployment.data_dir, deployment.pid)
+        while "frontend" not in (parts := processes_of(deployment.data_dir, deployment.pid)):
+            time.sleep(0.2)  # a part that has just been started may not have its command line yet
         self.frontend = parts["frontend"]
         self.parts = [*parts.values(), deployment.pid]
         self.rates: list[float] = []
