@@ -6,6 +6,7 @@ A steward looks at what a call touches, a message or a consumer, before it makes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ PAGE = 256  # consumers in one answer, as the server has it
 READ, DELETE = "STREAM.MSG.GET", "STREAM.MSG.DELETE"
 LIST, DROP = "CONSUMER.LIST", "CONSUMER.DELETE"
 
+_CALL = re.compile(r"[A-Za-z0-9_~.-]+\Z")  # no wildcard, and nothing that could end the line of a command
 _QUERY = frozenset({"seq", "next_by_subj"})
 
 
@@ -46,7 +48,7 @@ class PoolCalls:
 
         Raises NotTheirs, and ApiError or another JetStreamError as the call itself does.
         """
-        if not any(SubjectPattern(one).covers(call.encode()) for one in allowed.asked) or set(call) & set("*>"):
+        if not _CALL.match(call) or not any(SubjectPattern(one).covers(call.encode()) for one in allowed.asked):
             raise NotTheirs(f"the role has no such call as {call[:256]}")
         reach = [SubjectPattern(one) for one in allowed.reach]
         name = ".".join(call.split(".")[: 3 if call.startswith("STREAM.") else 2])

@@ -101,6 +101,9 @@ async def test_a_list_has_the_consumers_of_the_pool_only_in_pages() -> None:
         ("CONSUMER.LIST.HR_WORK", {"offset": -1}),
         ("CONSUMER.LIST.HR_WORK", {"offset": "0"}),
         ("CONSUMER.DELETE.HR_WORK.*", None),
+        ("CONSUMER.DELETE.HR_WORK.>", None),
+        ("CONSUMER.DELETE.HR_WORK.W_w1\r\nPUB x 0\r\n", None),  # would be a command of the steward's connection
+        ("CONSUMER.DELETE.HR_WORK.W_w1 ", None),
         ("CONSUMER.INFO.HR_WORK.W_w2", None),
         ("", None),
     ],

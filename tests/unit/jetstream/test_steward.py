@@ -108,3 +108,11 @@ def test_the_subject_says_who_asks() -> None:
     for subject in ("hr.steward.emperor._", "hr.steward.worker", "hr.steward.worker.p.q"):
         with pytest.raises(SubjectError):
             login_of(subject, TOPOLOGY)
+
+
+@pytest.mark.parametrize("end", ["\r\nPUB x 0\r\n", "\n", " ", "\t"])
+def test_a_call_that_could_end_the_line_of_a_command_is_refused(end: str) -> None:
+    """It would be written as it is into the steward's connection, which is an operator's."""
+    call, body = wish(work_consumer(S, "p", "w1"))
+    body["config"]["filter_subject"] += end
+    assert refusal(TOPOLOGY, WORKER, call + end, body) == "it is no call that makes a consumer with a filter"
