@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from headrace.frontend.histogram import BYTES, FastHistogram
@@ -13,6 +14,7 @@ from headrace.frontend.histogram import BYTES, FastHistogram
 Source = Literal["request", "job"]
 Level = Literal["met", "first_token_late", "tokens_late", "failed"]  # of service
 
+OPEN_METRICS = "application/openmetrics-text"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -150,3 +152,10 @@ class Metrics:
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+    def render_for(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics and their content type: OpenMetrics where the scraper accepts that, else the text format."""
+        if OPEN_METRICS not in accept:
+            return self.render(), CONTENT_TYPE
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

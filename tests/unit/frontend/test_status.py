@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import structlog
 from openai.types import Model
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.errors import Overloaded
@@ -139,6 +140,23 @@ async def test_metrics_count_requests_tokens_and_times() -> None:
     assert f'headrace_frontend_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text
     assert f'headrace_frontend_inter_token_seconds_count{{model="{MODEL}"}} 1.0' in text
     assert "headrace_frontend_requests_in_flight 1.0" in text  # the one that asks
+
+
+async def test_a_scraper_that_asks_for_openmetrics_gets_it() -> None:
+    built = frontend(FakeIngress())
+    await post(built.app, chat(stream=True))
+    asked = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5"
+    call = await Call(built.app, "/metrics", method="GET", headers={"accept": asked}).run()
+    text = call.body.decode()
+    assert dict(call.sent[0]["headers"])[b"content-type"].startswith(b"application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    (sample,) = [sample for sample in families["headrace_frontend_output_tokens"].samples if sample.name.endswith("_total")]
+    assert sample.value == 2.0
+    assert families["headrace_frontend_time_to_first_token_seconds"].type == "histogram"
+    plain = await Call(built.app, "/metrics", method="GET", headers={"accept": "*/*"}).run()
+    assert dict(plain.sent[0]["headers"])[b"content-type"] == b"text/plain; version=0.0.4; charset=utf-8"
+    assert "# EOF" not in plain.body.decode()
 
 
 async def test_openapi_describes_every_route_and_every_parameter() -> None:
