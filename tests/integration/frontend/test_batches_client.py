@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from headrace.broker.batches.seen_results import SeenResults
+from headrace.broker.messages import JobResult
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.support.local_deployment import Serving, serving, sim
@@ -173,6 +175,31 @@ async def test_a_cancelled_batch_is_over_within_seconds_and_keeps_what_was_done(
     assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     with pytest.raises(openai.ConflictError):
         await one.batches.cancel(made.id)
+
+
+async def test_a_frontend_gets_the_results_of_lines_that_it_carries_itself_without_reading_them(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    take = SeenResults.take
+
+    def counted(self: SeenResults, tenant: str, batch_id: str) -> dict[int, JobResult]:
+        found = take(self, tenant, batch_id)
+        handed.extend(found)
+        return found
+
+    monkeypatch.setattr(SeenResults, "take", counted)
+    async with (
+        serving(nats_server, Subjects(f"oaiown{os.getpid()}"), sim(MODEL)) as alone,
+        AsyncOpenAI(base_url=f"{alone.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        file_id = await upload(client, [request(number) for number in range(1, 31)])
+        made = await client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
+        batch = await ended(client, made.id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+        assert len(await lines(client, batch.output_file_id)) == 30
+    assert handed
+    assert set(handed) <= set(range(1, 31))
 
 
 async def test_batches_are_listed_page_by_page(clients: Clients) -> None:
