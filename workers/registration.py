@@ -26,6 +26,7 @@ from headrace.jetstream.subjects import Subjects, check_token, pool_id
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
+from headrace.workers.process_age import process_age_s
 from headrace.workers.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -167,6 +168,7 @@ def build_member(
         max_model_len=info.context_length,
         epoch=secrets.randbits(63),
         started=time.time(),
+        start_s=process_age_s(),
         host=socket.gethostname(),
         pid=getpid(),
         machine=machine_id(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages.base import Count, Ranks, Record, Run64, Token, Tokens, UnixTime
+from headrace.broker.messages.base import Count, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
 
 
 class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -20,6 +20,7 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     max_model_len: Count = 0
     epoch: Run64 = 0
     started: UnixTime = 0.0
+    start_s: Seconds = 0.0  # from the start of its process until it could serve, 0 = unknown
     draining: bool = False
     host: str = ""
     pid: Count = 0

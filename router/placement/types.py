@@ -25,6 +25,7 @@ class WorkerInfo:
     adapters: frozenset[str] = frozenset()
     kv_events: bool = True
     epoch: int = 0
+    start_s: float = 0.0  # from the start of its process until it could serve, 0 = unknown
     role: str = "aggregated"  # `prefill` owns no requests, `decode` may have its prompts computed by those that do only that
     handover: str = ""  # workers with equal words can hand KV blocks over; empty = not at all
 

@@ -56,7 +56,7 @@ class WorkerRegistry:
         if not self._drop(worker, now_s):
             return False
         if load is not None and not load.info.draining:
-            self._lost.lose(now_s)
+            self._lost.lose(now_s, load.info.start_s)
         self.calibration.remove(worker)
         self._disagg.remove_worker(worker)
         return True

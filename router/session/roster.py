@@ -37,6 +37,7 @@ def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
         adapters=frozenset(member.adapters),
         kv_events=kv_events,
         epoch=member.epoch,
+        start_s=member.start_s,
         role=member.role,
         handover=member.handover,
     )

@@ -1,37 +1,45 @@
 """Counts the workers that a pool has lost and that are due back.
 
-A worker that leaves without having announced it has died, and its supervisor starts another in its place.  How soon, a router
-does not know; after `DUE_BACK_S` it counts on that no more.
+A worker that leaves without having announced it has died, and its supervisor starts another in its place.  That takes about as
+long as the start of the one that died, which its lease tells.
 """
 
 from __future__ import annotations
 
-from collections import deque
+RESTART_S = 0.5  # after which `headrace up` starts a killed worker again
+LEAST_S = 3.0  # what is waited for any worker: a start that is not known, or that takes 1.2 s on a quiet machine
+MOST_S = 10.0
+SLOW_START_S = 30.0  # an engine that takes longer to start is not waited for beyond `LEAST_S`: it would not be back in `MOST_S`
 
-DUE_BACK_S = 3.0  # `headrace up` starts a killed worker again after 0.5 s, and that takes 1.2 s with the simulator
+
+def due_back_s(start_s: float) -> float:
+    """Return how long after its death a worker is waited for whose own start took `start_s`, 0 = unknown.
+
+    The first start of a deployment, of all its processes at once, takes up to three times as long as one alone.
+    """
+    return LEAST_S if start_s > SLOW_START_S else min(max(RESTART_S + start_s, LEAST_S), MOST_S)
 
 
 class LostWorkers:
     """The deaths of one pool's workers that no new worker has made up for yet. Times are seconds of the scheduler's clock."""
 
     def __init__(self) -> None:
-        self._lost_s: deque[float] = deque()
+        self._until_s: list[float] = []  # in the order of the deaths
 
-    def lose(self, now_s: float) -> None:
-        """Note a worker that is gone without having drained."""
-        self._lost_s.append(now_s)
+    def lose(self, now_s: float, start_s: float = 0.0) -> None:
+        """Note a worker that is gone without having drained, and whose start took `start_s`."""
         self._expire(now_s)
+        self._until_s.append(now_s + due_back_s(start_s))
 
     def join(self) -> None:
         """Note a new worker. It makes up for the one that was lost first."""
-        if self._lost_s:
-            self._lost_s.popleft()
+        if self._until_s:
+            self._until_s.pop(0)
 
     def due(self, now_s: float) -> int:
         """Return how many workers are due back."""
         self._expire(now_s)
-        return len(self._lost_s)
+        return len(self._until_s)
 
     def _expire(self, now_s: float) -> None:
-        while self._lost_s and now_s - self._lost_s[0] >= DUE_BACK_S:
-            self._lost_s.popleft()
+        self._until_s = [until_s for until_s in self._until_s if now_s < until_s]

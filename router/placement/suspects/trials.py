@@ -5,7 +5,7 @@ trial worker gets as many at once as the smallest group limit among them allows,
 (`headrace.broker.protocol.group_testing`); the rest waits here, and what is behind them in the window does not.
 
 A pool of one worker tries suspects on that one.  Where a pool has one worker left because others have just died, suspects wait
-for those that are due back (`LostWorkers`), a few seconds at most: until then the one that is left serves everything else.
+for those that are due back (`LostWorkers`), ten seconds at most: until then the one that is left serves everything else.
 
 How suspect a request is says its judge.  Until it is asked and has answered, the request is not placed.
 """

@@ -11,10 +11,10 @@ from headrace.broker.codec import encode
 from headrace.broker.messages import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.engine import EngineInfo
+from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
-from headrace.workers.registration import build_card, refuse_mixed_engines, register_card
+from headrace.workers.registration import build_card, build_member, refuse_mixed_engines, register_card
 from headrace.workers.settings import WorkerSettings
 
 INFO = EngineInfo(
@@ -51,6 +51,13 @@ class Shelf:
 
 def card(parsers: ParserChoice) -> ModelCard:
     return build_card(WorkerSettings(engine="sim", model="m"), "m", INFO, {}, parsers)
+
+
+def test_the_lease_tells_how_long_the_start_took() -> None:
+    settings = WorkerSettings(engine="sim", model="m")
+    first = build_member(settings, "w", card(ParserChoice()), INFO, Capabilities())
+    second = build_member(settings, "w", card(ParserChoice()), INFO, Capabilities())
+    assert 0.0 < first.start_s <= second.start_s < 24 * 3600.0
 
 
 async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:

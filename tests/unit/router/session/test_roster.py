@@ -13,13 +13,18 @@ from prometheus_client import REGISTRY
 from headrace.broker.messages import JobEvent, WorkerMember
 from headrace.router.session import roster
 from headrace.router.session.ports import PoolIndex
-from headrace.router.session.roster import Roster
+from headrace.router.session.roster import Roster, worker_info
 from tests.support.router.router_parts import router_deps
 from tests.support.router.scheduler import RandomScheduler
 
 MEMBER = WorkerMember(
     worker="w1", pool="p", model="m", slots=4, blocks=100, block_size=16, labels=["a"], kv_events=True, epoch=7
 )
+
+
+def test_the_scheduler_learns_from_a_lease_how_long_the_worker_took_to_start() -> None:
+    told = worker_info(msgspec.structs.replace(MEMBER, start_s=6.5), kv_events=True)
+    assert (told.worker, told.epoch, told.start_s) == ("w1", 7, 6.5)
 
 
 @dataclass

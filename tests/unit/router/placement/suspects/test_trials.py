@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.router.placement.suspects.lost_workers import DUE_BACK_S
+from headrace.router.placement.suspects.lost_workers import LEAST_S, due_back_s
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 
@@ -142,7 +142,18 @@ def test_suspects_wait_for_lost_workers_no_longer_than_these_are_due() -> None:
     suspects(pool, "s", 4)
     assert pool.placed() == {}
     assert pool.scheduler.next_wake_s(pool.now) is not None
-    pool.pass_time(DUE_BACK_S)
+    pool.pass_time(LEAST_S)
+    assert pool.placed() == {"s": "b"}
+
+
+def test_a_lost_worker_that_takes_long_to_start_is_waited_for_longer() -> None:
+    pool = Pool("ab")
+    pool.join("a", start_s=6.0)
+    pool.scheduler.remove_worker("a", pool.now)
+    suspects(pool, "s", 4)
+    pool.pass_time(due_back_s(6.0) - 0.1)
+    assert pool.placed() == {}
+    pool.pass_time(0.2)
     assert pool.placed() == {"s": "b"}
 
 
