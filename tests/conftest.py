@@ -34,6 +34,7 @@ from headrace.jetstream.topology import Topology
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.tokens import TokenTable
 from tests.support import examples, process_shares
+from tests.support.moved_seeds import MOVED_SEED
 
 collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
 
@@ -111,6 +112,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.xdist_scheduler import SharedScheduling
 
     return SharedScheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the tables of `tests/simulation` whose seeds show nothing any more."""
+    passed = terminalreporter.stats.get("passed", [])
+    moved = [told for report in passed for key, told in getattr(report, "user_properties", ()) if key == MOVED_SEED]
+    if moved:
+        terminalreporter.section("seeds that have moved")
+        for told in moved:
+            terminalreporter.line(told)
 
 
 @pytest.fixture(autouse=True)

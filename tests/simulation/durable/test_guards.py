@@ -4,12 +4,11 @@ import pytest
 
 from tests.simulation.durable.configs import CONFIGS
 from tests.simulation.durable.guards import GUARDS
-from tests.simulation.search import play
+from tests.simulation.guard_search import Report, assert_matters
 
-pytestmark = pytest.mark.deep
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
-SEEDS = 200
-# In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
+# In which deployment, and the first seed that shows it: only a saving of time, see `guard_search.py`.
 WHERE = {
     "a_refused_result_is_not_one_that_exists": ("full", 0),
     "an_object_is_deleted_only_when_another_result_is_seen": ("large", 3),
@@ -33,9 +32,6 @@ WHERE = {
 
 
 @pytest.mark.parametrize("name", GUARDS)
-@pytest.mark.timeout(300)
-def test_without_it_a_promise_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_a_promise_is_broken(name: str, record_property: Report) -> None:
     where, first = WHERE[name]
-    assert play(CONFIGS[where], first).error is None
-    GUARDS[name](monkeypatch)
-    assert any(play(CONFIGS[where], seed).error for seed in range(first, first + SEEDS)), f"no test misses {name}"
+    assert_matters(GUARDS[name], CONFIGS, where, first, report=record_property)

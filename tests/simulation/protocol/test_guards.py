@@ -2,15 +2,14 @@
 
 import pytest
 
+from tests.simulation.guard_search import Report, assert_matters
 from tests.simulation.protocol.configs import CONFIGS, GROUPS
 from tests.simulation.protocol.guards import GUARDS
-from tests.simulation.search import play
 
-pytestmark = pytest.mark.deep
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
-SEEDS = 200
 ALL = CONFIGS | GROUPS
-# In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
+# In which deployment, and the first seed that shows it: only a saving of time, see `guard_search.py`.
 WHERE = {
     "a_router_decides_under_its_lease_only": ("window", 1),
     "a_request_is_placed_before_it_is_acked": ("window", 493),
@@ -56,8 +55,6 @@ WHERE = {
 
 
 @pytest.mark.parametrize("name", GUARDS)
-def test_without_it_a_promise_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_a_promise_is_broken(name: str, record_property: Report) -> None:
     where, first = WHERE[name]
-    assert play(ALL[where], first).error is None
-    GUARDS[name](monkeypatch)
-    assert any(play(ALL[where], seed).error for seed in range(first, first + SEEDS)), f"nobody misses {name}"
+    assert_matters(GUARDS[name], ALL, where, first, report=record_property)
