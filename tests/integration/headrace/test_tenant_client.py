@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.messages import JobProgress
-from headrace.client import Client, ClientError, ClientOptions, connect
+from headrace.client import Client, ClientError, ClientOptions, NotAllowed, connect
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.logins import accounts_config, make_keys, write_context
@@ -73,3 +73,12 @@ async def test_a_result_that_no_message_holds_says_who_can_read_it(deployed: Dep
         job = await deployed.client.submit(BODY)
         with pytest.raises(ClientError, match="more than a message holds"):
             await job.result(timeout_s=30)
+
+
+async def test_the_login_of_a_tenant_speaks_for_no_other_one(deployed: Deployed) -> None:
+    nats = deployed.client.messaging.options  # type: ignore[attr-defined]  # it is a Connection
+    async with connect(options=ClientOptions(nats=nats, tenant="acme")) as same:
+        assert same.tenant == "acme"
+    with pytest.raises(NotAllowed, match="cannot speak for 'rival'"):
+        async with connect(options=ClientOptions(nats=nats, tenant="rival")):
+            pass

@@ -246,6 +246,15 @@ def test_no_part_waits_in_vain_for_what_the_server_would_push(up: RunningUp) -> 
     assert "watch.silent" not in up.log_file.read_text()
 
 
+async def test_the_consumer_of_a_workers_requests_has_a_name_that_cannot_be_guessed(up: RunningUp) -> None:
+    operator = ConnectOptions.from_context(str(context_of(up, "operator")))
+    async with await Connection.connect(operator, subjects=Subjects()) as connection:
+        secrets = [name.partition("~")[2] for name in await connection.consumer_subjects("HR_WORK")]
+    assert secrets
+    assert all(len(secret) == 32 for secret in secrets)
+    assert len(set(secrets)) == len(secrets)
+
+
 async def test_nobody_connects_without_a_login(up: RunningUp) -> None:
     with pytest.raises(AccessDenied):
         await Connection.connect(ConnectOptions(servers=(up.state()["nats"]["url"],)), subjects=Subjects())

@@ -116,3 +116,12 @@ def test_a_call_that_could_end_the_line_of_a_command_is_refused(end: str) -> Non
     call, body = wish(work_consumer(S, "p", "w1"))
     body["config"]["filter_subject"] += end
     assert refusal(TOPOLOGY, WORKER, call + end, body) == "it is no call that makes a consumer with a filter"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"stream_name": "HR_REQ"}, {"stream_name": None}, {"action": "update"}, {"config": None}, {"config": []}],
+)
+def test_a_body_that_is_no_configuration_of_that_stream_is_refused(changed: dict[str, Any]) -> None:
+    call, body = wish(work_consumer(S, "p", "w1"))
+    assert refusal(TOPOLOGY, WORKER, call, {**body, **changed}).startswith("the body is no configuration")
