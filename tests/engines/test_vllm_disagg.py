@@ -18,6 +18,7 @@ from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Output,
 from headrace.workers.errors import UnsupportedByEngine
 from tests.engines.conftest import ARGS, DIRECT_TOKENS
 from tests.engines.support.remote import RemoteEngine
+from tests.engines.test_vllm_adapters import write_adapter
 
 pytestmark = [
     pytest.mark.engine,
@@ -46,13 +47,24 @@ class Pair:
         self.mode, self.prefill, self.decode = mode, prefill, decode
         self._numbers = itertools.count()
 
-    def sequence(self, tokens: list[int], sampling: Sampling, handover: Handover | None, name: str | None = None) -> Sequence:
+    def sequence(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        handover: Handover | None,
+        name: str | None = None,
+        adapter: str | None = None,
+    ) -> Sequence:
         name = name or f"q{next(self._numbers)}-1-0"
-        return Sequence(id=name, token_ids=tokens, prompt_tokens=len(tokens), sampling=sampling, handover=handover)
+        return Sequence(
+            id=name, token_ids=tokens, prompt_tokens=len(tokens), sampling=sampling, handover=handover, adapter=adapter
+        )
 
-    async def offer(self, tokens: list[int], sampling: Sampling = GREEDY) -> tuple[str, Mapping[str, Any]]:
+    async def offer(
+        self, tokens: list[int], sampling: Sampling = GREEDY, *, adapter: str | None = None
+    ) -> tuple[str, Mapping[str, Any]]:
         """Compute a prompt on the prefill side: the sequence's id and the parameters."""
-        sequence = self.sequence(tokens, sampling, Handover(kind="prefill"))
+        sequence = self.sequence(tokens, sampling, Handover(kind="prefill"), adapter=adapter)
         outputs = await self.prefill.run(sequence)
         assert [output.finish for output in outputs] == ["length"], outputs
         assert outputs[-1].handover is not None
@@ -66,6 +78,11 @@ class Pair:
         name, params = await self.offer(tokens, sampling)
         return await self.decode.run(self.take(name, tokens, params, sampling))
 
+    async def adapted(self, tokens: list[int], adapter: str) -> list[Output]:
+        """As `whole`, of an adapter."""
+        name, params = await self.offer(tokens, adapter=adapter)
+        return await self.decode.run(self.sequence(tokens, GREEDY, Handover(kind="decode", params=params), name, adapter))
+
     async def nothing_is_held(self) -> None:
         await self.prefill.until_blocks_used(0)
         await self.decode.until_blocks_used(0)
@@ -77,7 +94,9 @@ def emitted(outputs: list[Output]) -> list[int]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["push", "pull"])
-async def pair(request: pytest.FixtureRequest, model_dir: Path, direct: list[list[int]]) -> AsyncIterator[Pair]:
+async def pair(
+    request: pytest.FixtureRequest, model_dir: Path, direct: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pair]:
     """Depends on `direct` only so that not too many engines are up at the same time.
 
     One side is as Headrace would start it, the other as an operator who gives the connector himself, for a short lease.
@@ -88,6 +107,7 @@ async def pair(request: pytest.FixtureRequest, model_dir: Path, direct: list[lis
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
     }
+    adapters = {"adapters": {"odd": str(write_adapter(tmp_path_factory.mktemp("adapters") / "odd", model_dir))}}
     sides: list[tuple[Role, dict[str, Any]]] = [
         (Role.PREFILL, {} if mode == "push" else {"kv_transfer_mode": mode}),
         (Role.DECODE, {"kv_transfer_config": short}),
@@ -96,7 +116,7 @@ async def pair(request: pytest.FixtureRequest, model_dir: Path, direct: list[lis
         started = [
             await stack.enter_async_context(
                 RemoteEngine(
-                    EngineConfig(model=str(model_dir), served_name="m", role=role, args=ARGS | args),
+                    EngineConfig(model=str(model_dir), served_name="m", role=role, args=ARGS | adapters | args),
                     environ={"OMP_NUM_THREADS": "1"},
                 )
             )
@@ -123,6 +143,18 @@ async def test_the_text_is_that_of_one_vllm_alone(pair: Pair, prompts: list[list
     again = await asyncio.gather(*map(pair.whole, prompts))  # now the decode side has the beginning of each prompt
     assert [emitted(outputs) for outputs in again] == direct
     assert [outputs[0].cached_tokens for outputs in again] == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts]
+    await pair.nothing_is_held()
+
+
+async def test_a_prompt_of_an_adapter_is_computed_with_it_on_the_other_side(pair: Pair) -> None:
+    prompt = ids(900, 3 * BLOCK + 5)
+    handed_over = await pair.adapted(prompt, "odd")
+    assert handed_over[0].cached_tokens == 0
+    alone = emitted(await pair.prefill.run(pair.sequence(prompt, GREEDY, None, adapter="odd")))
+    assert emitted(handed_over) == alone
+    plain = emitted(await pair.whole(prompt))
+    assert plain == emitted(await pair.prefill.run(pair.sequence(prompt, GREEDY, None)))
+    assert plain != alone
     await pair.nothing_is_held()
 
 
