@@ -152,6 +152,7 @@ async def test_a_store_that_refuses_every_block_costs_nothing_but_that(
     await asyncio.to_thread(work)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_silent_is_waited_for_as_long_as_was_said_and_then_used_again(
     connect: Connect, own_server: EmbeddedServer, subjects: Subjects
 ) -> None:
@@ -171,6 +172,7 @@ async def test_a_server_that_is_silent_is_waited_for_as_long_as_was_said_and_the
     await asyncio.to_thread(work)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_gone_has_nothing_and_is_used_again_when_it_is_back(
     connect: Connect, own_server: EmbeddedServer, subjects: Subjects
 ) -> None:
