@@ -89,3 +89,11 @@ def test_names_come_without_port_brackets_stay() -> None:
     assert [host_name(h) for h in (b"A.example:80", b"[::1]:80", b"[::1]", b"a.example.")] == [
         *("a.example", "[::1]", "[::1]", "a.example")
     ]
+
+
+def test_hosts_that_were_found_good_are_remembered_up_to_a_bound() -> None:
+    """A client that names another host each time must not fill the memory."""
+    guard = PageGuard(listens_on="0.0.0.0", allowed_hosts=("*",), origins=())
+    for number in range(2000):
+        guard.check("GET", b"h%d.example" % number, None, None)
+    assert len(guard._good_hosts) <= 256
