@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 16
-CALLS_PER_TTL = 4  # a call may take at most TTL / CALLS_PER_TTL
+CALLS_PER_TTL = 4  # a call may take at most TTL / CALLS_PER_TTL, unless the server is known to be slower
+SLOW_CALLS_PER_TTL = 2  # and then this part of the TTL
 
 
 class LeaseClock:
@@ -129,6 +130,7 @@ class LeaseKeeper:
         self._value = value
         self._ours = {value}  # values that may have been written without a confirmation
         self._clock = LeaseClock(ttl_s)
+        self._call_limit_s = ttl_s / CALLS_PER_TTL
         self._loop = asyncio.get_running_loop()
         self._on_change = on_change
         self._revision = 0
@@ -234,14 +236,20 @@ class LeaseKeeper:
     async def _in_time(self, call: Awaitable[T]) -> T:
         """Await `call` with its own time limit.
 
-        A limit for all calls of a step together would send the keeper back to the first call forever if the server is slow.
+        A limit for all calls of a step together would send the keeper back to the first call forever if the server is slow. So
+        would a fixed one that is shorter than the way there and back: it is twice what the last call took, or what it had.
         """
-        limit_s = self._clock.ttl_s / CALLS_PER_TTL
+        limit_s, asked_at = self._call_limit_s, self._loop.time()
+        most_s = self._clock.ttl_s / SLOW_CALLS_PER_TTL
         try:
             async with asyncio.timeout(limit_s):
-                return await call
+                answer = await call
         except TimeoutError:
+            self._call_limit_s = min(2.0 * limit_s, most_s)
             raise RequestTimeout(f"no answer about {self.key} in {limit_s:g} s") from None
+        took_s = self._loop.time() - asked_at
+        self._call_limit_s = min(max(2.0 * took_s, self._clock.ttl_s / CALLS_PER_TTL), most_s)
+        return answer
 
     async def _gain(self) -> None:
         loop = asyncio.get_running_loop()

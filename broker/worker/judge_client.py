@@ -30,6 +30,8 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from headrace.jetstream.lease import LeaseKeeper
 
+PATIENCE = 2.0  # an answer after a silence is waited for so many times as long
+
 log = structlog.get_logger()
 Reply = TypeVar("Reply", bound=Record)
 
@@ -84,8 +86,12 @@ class JudgeClient:
             await asyncio.sleep(self._timing.retry_s)
 
     async def _ask(self, runs: list[Run], question: Record, kind: type[Reply]) -> Reply | None:
-        """Ask the judge of these runs. None when it is gone, or when all of them were dropped meanwhile."""
-        judge = runs[0].judge
+        """Ask the judge of these runs. None when it is gone, or when all of them were dropped meanwhile.
+
+        After a silence the next answer is waited for twice as long, up to the TTL of a lease. One that takes longer than a
+        fixed time, there and back and for what the judge reads before, would never be heard.
+        """
+        judge, timeout_s = runs[0].judge, self._timing.rpc_timeout_s
         subject = self._subjects.judge(judge)
         data = encode(question)
         while not all(run.gone for run in runs):
@@ -93,9 +99,12 @@ class JudgeClient:
                 await asyncio.sleep(self._timing.retry_s)
                 continue
             try:
-                answer = await self._messaging.request(subject, data, timeout_s=self._timing.rpc_timeout_s)
+                answer = await self._messaging.request(subject, data, timeout_s=timeout_s)
                 return decode(kind, answer)
-            except (NoResponder, RequestTimeout, NotConnected) as error:
+            except RequestTimeout as error:
+                timeout_s = min(PATIENCE * timeout_s, max(self._timing.lease_ttl_s, self._timing.rpc_timeout_s))
+                log.debug("judge.silent", judge=judge, error=str(error))
+            except (NoResponder, NotConnected) as error:
                 # Silence is a suspicion, never a verdict: work is dropped only when the judge's lease is gone.
                 log.debug("judge.silent", judge=judge, error=str(error))
             except WireError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from headrace.jetstream import lease
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -137,6 +138,32 @@ def test_a_server_that_forgets_all_leases_and_is_back_soon_costs_none(length_s: 
     assert any("server is back" in line for line in outcome.story)
     assert outcome.error is None
     assert [(holder.gains, holder.lapses) for holder in found[-1].holders.values()] == [(1, 0)] * 2
+
+
+@pytest.mark.parametrize("way_s", [0.3, 0.4, 0.6])
+def test_a_lease_is_kept_where_each_answer_takes_a_good_part_of_its_ttl(way_s: float) -> None:
+    """Calls are given a quarter of the TTL at first, 0.75 s."""
+    assert kept_over(way_s) == [(1, 0)] * 2
+
+
+def test_without_more_time_for_slow_calls_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SLOW_CALLS_PER_TTL", lease.CALLS_PER_TTL)
+    assert kept_over(0.4) != [(1, 0)] * 2
+
+
+def kept_over(way_s: float) -> list[tuple[int, int]]:
+    """Keep two leases for 30 s over a network whose ways take so long each, and return their gains and lapses."""
+    found = []
+    far = SimConfig(delays_s=(way_s,), noise=0.0, silent=0.0, watch_lags_s=(0.0,), quiet_at_s=30.0)
+    calm = scenario(far, own=2, rivals=0)
+
+    def build(world: World) -> Leases:
+        found.append(calm.build(world))
+        return found[-1]
+
+    # A fault that hurts no process: the run lasts until the network is quiet.
+    play(dataclasses.replace(calm, build=build), 1, faults=[Fault(29.0, "gap", "nobody")])
+    return [(holder.gains, holder.lapses) for holder in found[-1].holders.values()]
 
 
 def test_without_the_wait_for_a_young_bucket_two_lead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,14 @@ CONFIGS = {
             victims=["J0"],
         ),
         scenario(
+            "far",
+            Shape(wishes=leaving(6), workers=2, slots=6),
+            faults=4,
+            kinds=["cut"],
+            config=SimConfig(delays_s=(0.1, 0.2, 0.4), noise=0.1),
+            victims=["J0"],
+        ),
+        scenario(
             "twins",
             Shape(wishes=plain(4, poison=["worker"]), workers=3, poison_limit=6),
             faults=3,

@@ -33,6 +33,7 @@ WHERE = {
     "a_dead_engine_starts_nothing": ("engine", 197),
     "silence_is_no_verdict": ("handovers", 53),
     "no_verdict_right_after_a_reconnect": ("outages", 5),
+    "a_lease_has_time_for_the_answers_of_a_slow_server": ("far", 49),
     "a_verdict_takes_a_fresh_read": ("engines", 10),
     "nobody_works_for_a_judge_that_is_gone": ("ingresses", 8),
     "work_of_the_dead_is_moved": ("lapsecrash", 2),

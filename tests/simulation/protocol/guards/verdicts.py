@@ -10,6 +10,7 @@ from headrace.broker.membership.members import Members
 from headrace.broker.messages import CheckReply, ClaimReply, RefuseReply
 from headrace.broker.worker import judge_client
 from headrace.broker.worker.gone_judges import GoneJudges
+from headrace.jetstream import lease
 from headrace.jetstream.errors import NoResponder
 from tests.simulation.protocol.guards.registry import guard
 from tests.simulation.virtual.messaging import SimMessaging
@@ -47,6 +48,11 @@ def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
         return key not in self._values
 
     patch.setattr(Members, "gone", gone)
+
+
+@guard
+def a_lease_has_time_for_the_answers_of_a_slow_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lease, "SLOW_CALLS_PER_TTL", lease.CALLS_PER_TTL)
 
 
 @guard

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import pytest
 
 from headrace.broker.codec import decode_ingress_control, encode
 from headrace.broker.errors import BrokerError
-from headrace.broker.messages import Check, CheckReply, Envelope, Spill
+from headrace.broker.messages import Check, CheckReply, ClaimReply, Envelope, Spill
 from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.trial import Turn
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.judge_client import JudgeClient
@@ -54,6 +56,47 @@ async def test_a_run_dropped_while_its_judge_is_asked_decides_nothing_about_the_
     deps = WorkerDeps(messaging=judge, subjects=SUBJECTS, settings=SessionSettings(timing=TIMING))  # type: ignore[arg-type]
     judges = JudgeClient(deps, Living(), Held(), worker="w")  # type: ignore[arg-type]
     assert (await judges.check(runs))[runs[1]] == "current"
+
+
+class FarJudge:
+    """Its answers take `takes_s` there and back. Notes how long each was waited for."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+        self.waited_s: list[float] = []
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        self.waited_s.append(timeout_s)
+        if timeout_s < self._takes_s:
+            raise RequestTimeout
+        return encode(ClaimReply(verdict="go"))
+
+
+def client_of(judge: object) -> JudgeClient:
+    deps = WorkerDeps(messaging=judge, subjects=SUBJECTS, settings=SessionSettings(timing=TIMING))  # type: ignore[arg-type]
+    return JudgeClient(deps, Living(), Held(), worker="w")  # type: ignore[arg-type]
+
+
+async def test_a_judge_whose_answers_take_longer_than_a_call_may_is_heard_in_the_end() -> None:
+    judge = FarJudge(2.4)
+    assert (await client_of(judge).claim(make(1), Turn(group=64))).verdict == "go"
+    assert judge.waited_s == [1.0, 2.0, 4.0]
+
+
+async def test_no_answer_is_waited_for_longer_than_a_lease_lives() -> None:
+    run = make(1)
+    judge = FarJudge(100.0)
+
+    async def dropped() -> None:
+        while len(judge.waited_s) < 6:
+            await asyncio.sleep(0)
+        run.state = RunState.GONE
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(dropped())
+        asked = group.create_task(client_of(judge).claim(run, Turn(group=64)))
+    assert asked.result().verdict == "unknown"
+    assert judge.waited_s[:6] == [1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
 
 
 class Store:
