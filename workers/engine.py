@@ -169,6 +169,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     expected_cached: int = 0  # tokens of the prefix that the cache should have, as far as KV events tell
     reasoning_ended: bool | None = None  # structured output begins after the reasoning; None = the engine detects its end
     reasoning_kwargs: Mapping[str, Any] | None = None  # for the engine's own reasoning parser
+    trace: Mapping[str, str] = {}  # W3C headers of the request, for an engine that traces
     extra: Mapping[str, Any] = {}
 
 

@@ -61,7 +61,7 @@ def _received(span: Any, about: dict[str, Any]) -> Received:
     return Received(
         name=span.name,
         service=about["service.name"],
-        instance=about["service.instance.id"],
+        instance=about.get("service.instance.id", ""),  # others leave it out
         trace=span.trace_id.hex(),
         id=span.span_id.hex(),
         parent=span.parent_span_id.hex(),

@@ -129,7 +129,13 @@ class Bench:
         self.runtime, self.engine, self.session = runtime, engine, session
 
     async def start(
-        self, generation: Generation, *, choices: int = 1, emitted: list[list[int]] | None = None, hashes: bytes = b""
+        self,
+        generation: Generation,
+        *,
+        choices: int = 1,
+        emitted: list[list[int]] | None = None,
+        hashes: bytes = b"",
+        trace: dict[str, str] | None = None,
     ) -> Run:
         envelope = Envelope(
             id="q",
@@ -142,6 +148,7 @@ class Bench:
             choices=choices,
             block_size=32,
             hashes=hashes,
+            trace=trace or {},
         )
         run = Run(envelope=envelope, attempt=2 if emitted else 1, history=[], run=5, delivery=FakeDelivery(1))
         run.begin(emitted or [], [])

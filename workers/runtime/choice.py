@@ -120,6 +120,7 @@ class ChoiceRun:
             expected_cached=self.expected_cached,
             reasoning_ended=self.requirements.reasoning_ended if self.requirements is not None else None,
             reasoning_kwargs=self.requirements.reasoning_kwargs if self.requirements is not None else None,
+            trace=self.run.envelope.trace,
             extra=generation.extra,
         )
 

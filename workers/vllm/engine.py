@@ -68,6 +68,7 @@ class VllmEngine:
         self._processes = ProcessTree(os.getpid())
         self._death = CoreDeath(self._on_death)
         self._priority = False
+        self._traces = False
         self._sockets: SocketFolder | None = None
         self._kv: KvListener | None = None
         self._pooling: VllmPooling | None = None
@@ -141,6 +142,7 @@ class VllmEngine:
         if self._kv is not None:
             self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
+        self._traces = started.llm.vllm_config.observability_config.otlp_traces_endpoint is not None
         token_bytes = token_table(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
 
@@ -191,6 +193,7 @@ class VllmEngine:
                 prompt,
                 params,
                 lora_request=adapter,
+                trace_headers=sequence.trace if self._traces else None,
                 priority=sequence.priority if self._priority else 0,
                 data_parallel_rank=sequence.rank,
                 session_id=sequence.session_id,

@@ -32,6 +32,13 @@ async def test_each_choice_is_a_sequence_and_a_step_is_flushed_once() -> None:
         assert (fin.reason, fin.prompt_tokens, fin.completion_tokens, fin.cached_tokens) == ("length", 3, 2, 2)
 
 
+async def test_an_engine_learns_the_trace_of_each_choice() -> None:
+    trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    async with running() as bench:
+        await bench.start(generation(), choices=2, trace=trace)
+        assert [sequence.trace for sequence in bench.engine.taken] == [trace, trace]
+
+
 async def test_what_comes_with_a_later_token_does_not_get_lost_on_the_short_way() -> None:
     a, b = ids_of(" hello world")
     async with running() as bench:
