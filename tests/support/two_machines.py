@@ -19,11 +19,11 @@ START_S = 60.0
 ANSWER_S = 120.0
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 NATS = f"nats://{ADDRESSES[0]}:4222"  # runs on the first machine
-ASK = f"""
+ASK = """
 import json, sys, urllib.request
-url, body = sys.argv[1:]
+url, body, timeout = sys.argv[1:]
 request = urllib.request.Request(url, body.encode() if body else None, {"Content-Type": "application/json"})
-sys.stdout.write(urllib.request.urlopen(request, timeout={ANSWER_S}).read().decode())
+sys.stdout.write(urllib.request.urlopen(request, timeout=float(timeout)).read().decode())
 """
 
 
@@ -64,7 +64,7 @@ class Machine:
         return self.start(name, sys.executable, "-P", "-m", "headrace", *words, "--log-format", "json")
 
     def ask(self, url: str, body: Any = None) -> Any:
-        words = [sys.executable, "-c", ASK, url, json.dumps(body) if body is not None else ""]
+        words = [sys.executable, "-c", ASK, url, json.dumps(body) if body is not None else "", str(ANSWER_S)]
         done = run("ip", "netns", "exec", self.name, *words, timeout_s=ANSWER_S + 10.0)
         assert done.returncode == 0, done.stderr[-500:]
         return json.loads(done.stdout)
