@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -93,6 +93,9 @@ class SimObjects:
             return [held.described(name) for name, held in self._store.items() if name.startswith(prefix)]
 
         return await self._messaging.ask(self._lane, f"list objects {prefix}", listed)
+
+    async def present(self, names: Sequence[str]) -> set[str]:
+        return await self._messaging.ask(self._lane, "look for objects", lambda: set(names) & self._store.keys())
 
     @property
     def _store(self) -> dict[str, SimObject]:
