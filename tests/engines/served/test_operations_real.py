@@ -117,16 +117,24 @@ def test_its_log_level_can_be_changed(our_up: RunningUp, ours: str) -> None:
     assert [line for line in lines if line.get("level") == "debug" and line.get("component") == "worker"]
 
 
+def read(url: str) -> dict[str, float]:
+    """Return the samples of a page of metrics, on which each name stands once."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names), "each name once"
+    samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
 def test_its_metrics_show_the_engines_beside_ours(our_up: RunningUp, ours: str) -> None:
     ask(ours, tokens=2)
     (worker,) = our_up.state()["workers"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{worker['metrics_port']}/metrics", timeout=10) as answer:
-        shown = answer.read().decode()
-    names = [line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE")]
-    assert len(set(names)) == len(names), "each name once"
-    samples = dict(line.rsplit(" ", 1) for line in shown.splitlines() if line and not line.startswith("#"))
-    assert float(samples['vllm:request_success_total{engine="0",finished_reason="length",model_name="small"}']) > 0
-    assert float(samples['vllm:num_requests_running{engine="0",model_name="small"}']) == 0
-    assert float(samples['headrace_worker_engine_blocks{rank="0"}']) > 0
-    assert float(samples['headrace_worker_engine_running{rank="0"}']) == 0
-    assert float(samples['headrace_worker_kv_ok{rank="0"}']) == 1
+    url = f"http://127.0.0.1:{worker['metrics_port']}/metrics"
+    # the load is told at most every half second, and what has ended may still be in the last report
+    our_up.until("the gauge follows the engine", lambda: read(url)['headrace_worker_engine_running{rank="0"}'] == 0, 30)
+    samples = read(url)
+    assert samples['vllm:request_success_total{engine="0",finished_reason="length",model_name="small"}'] > 0
+    assert samples['vllm:num_requests_running{engine="0",model_name="small"}'] == 0
+    assert samples['headrace_worker_engine_blocks{rank="0"}'] > 0
+    assert samples['headrace_worker_kv_ok{rank="0"}'] == 1
