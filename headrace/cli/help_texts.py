@@ -148,8 +148,8 @@ PROFILE = """examples:
   headrace worker profile start worker-1
   headrace worker profile stop worker-1
 
-vLLM needs --engine-arg 'profiler_config={"profiler": "torch", "torch_profiler_dir": "/tmp/profiles"}', the simulator
---engine-arg profile_dir=/tmp/profiles."""
+vLLM needs --engine-arg 'profiler_config={"profiler": "torch", "torch_profiler_dir": "FOLDER"}', the simulator
+--engine-arg profile_dir=FOLDER."""
 
 ROUTER = """examples:
   headrace router --nats nats://broker:4222       place the requests of all models
