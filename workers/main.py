@@ -37,7 +37,6 @@ from headrace.workers.adapter_files.source import AllowedSources
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
-from headrace.workers.chat_template import read_template
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
@@ -50,6 +49,8 @@ from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
 from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
+from headrace.workers.models.chat_template import read_template
+from headrace.workers.models.served_name import served_name
 from headrace.workers.operating.health import WorkerHealth
 from headrace.workers.operating.operations import EngineOperator, SetLogLevel
 from headrace.workers.parsing.selection import ParserChoice, ParserFamily, choose
@@ -63,7 +64,6 @@ from headrace.workers.registration import (
 )
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
-from headrace.workers.served_name import served_name
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.text.first_token import first_token
 from headrace.workers.text.tokens import token_table

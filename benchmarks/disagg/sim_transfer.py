@@ -24,7 +24,7 @@ from typing import Any
 
 import structlog
 
-from benchmarks.nixl_transfer import Bare
+from benchmarks.engines.nixl_transfer import Bare
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
 from headrace.workers.sim.engine import SimEngine

@@ -26,10 +26,10 @@ from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, Lin
 from headrace.broker.batches.progress import LineProgress
 from headrace.broker.batches.quota import check_quota
 from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
-from headrace.broker.batches.result_files import ResultFiles, new_try, pages
-from headrace.broker.batches.result_poller import PAGE, ResultPoller
+from headrace.broker.batches.results.result_files import ResultFiles, new_try, pages
+from headrace.broker.batches.results.result_poller import PAGE, ResultPoller
+from headrace.broker.batches.results.seen_results import SeenResults
 from headrace.broker.batches.scratch_space import ScratchSpace
-from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.states import closing, end_of, move, overdue
 from headrace.broker.batches.store import BatchStore, StoredBatch

@@ -24,7 +24,7 @@ ENGINES = (
     "headrace.workers.kv.rank_listeners",
     "headrace.workers.kv.zmq_listener",
     "headrace.workers.sim.transfer.nixl",
-    "headrace.workers.dequantize",
+    "headrace.workers.models.dequantize",
 )
 COMMAND = [sys.executable, "-P", "-m", "headrace"]
 

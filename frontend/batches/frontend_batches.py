@@ -9,8 +9,8 @@ from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.results.seen_results import SeenResults
 from headrace.broker.batches.scratch_space import ScratchSpace
-from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.service import Batches
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.states import Closing

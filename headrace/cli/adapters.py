@@ -85,26 +85,26 @@ def _run_rm_pushed(parsed: argparse.Namespace) -> int:
 
 
 def _run_load(parsed: argparse.Namespace) -> int:
-    from headrace.commands.adapters import load_adapter
+    from headrace.commands.operating.adapters import load_adapter
 
     settings = located_settings(parsed)
     return load_adapter(settings, parsed.name, parsed.source, worker=parsed.worker, model=parsed.model)
 
 
 def _run_unload(parsed: argparse.Namespace) -> int:
-    from headrace.commands.adapters import unload_adapter
+    from headrace.commands.operating.adapters import unload_adapter
 
     settings = located_settings(parsed)
     return unload_adapter(settings, parsed.name, worker=parsed.worker, model=parsed.model, grace_s=parsed.grace)
 
 
 def _run_ls(parsed: argparse.Namespace) -> int:
-    from headrace.commands.adapters import show_models
+    from headrace.commands.operating.adapters import show_models
 
     return show_models(located_settings(parsed), as_json=parsed.json)
 
 
 def _run_rm(parsed: argparse.Namespace) -> int:
-    from headrace.commands.adapters import forget_model
+    from headrace.commands.operating.adapters import forget_model
 
     return forget_model(located_settings(parsed), parsed.model)

@@ -60,49 +60,49 @@ def _grace(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _health(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import show_health
+    from headrace.commands.operating.operate import show_health
 
     settings = located_settings(parsed)
     return show_health(settings, parsed.worker, canary=not parsed.no_canary, timeout_s=parsed.timeout, as_json=parsed.json)
 
 
 def _sleep(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import sleep_worker
+    from headrace.commands.operating.operate import sleep_worker
 
     return sleep_worker(located_settings(parsed), parsed.worker, level=parsed.level, grace_s=parsed.grace)
 
 
 def _wake(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import wake_worker
+    from headrace.commands.operating.operate import wake_worker
 
     return wake_worker(located_settings(parsed), parsed.worker)
 
 
 def _pause(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import pause_worker
+    from headrace.commands.operating.operate import pause_worker
 
     return pause_worker(located_settings(parsed), parsed.worker, grace_s=parsed.grace)
 
 
 def _resume(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import resume_worker
+    from headrace.commands.operating.operate import resume_worker
 
     return resume_worker(located_settings(parsed), parsed.worker)
 
 
 def _reset_cache(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import reset_cache
+    from headrace.commands.operating.operate import reset_cache
 
     return reset_cache(located_settings(parsed), parsed.worker)
 
 
 def _profile(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import profile_worker
+    from headrace.commands.operating.operate import profile_worker
 
     return profile_worker(located_settings(parsed), parsed.worker, parsed.action)
 
 
 def _log_level(parsed: argparse.Namespace) -> int:
-    from headrace.commands.operate import set_log_level
+    from headrace.commands.operating.operate import set_log_level
 
     return set_log_level(located_settings(parsed), parsed.worker, parsed.level)

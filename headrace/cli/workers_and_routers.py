@@ -91,19 +91,19 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], **sh
 
 
 def _run_worker_status(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import show_workers
+    from headrace.commands.operating.control import show_workers
 
     return show_workers(located_settings(parsed), as_json=parsed.json)
 
 
 def _run_drain(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import drain_worker
+    from headrace.commands.operating.control import drain_worker
 
     return drain_worker(located_settings(parsed), parsed.worker, grace_s=parsed.grace)
 
 
 def _run_role(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import change_role
+    from headrace.commands.operating.control import change_role
 
     return change_role(located_settings(parsed), parsed.worker, parsed.role, grace_s=parsed.grace)
 

@@ -8,9 +8,9 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headrace.commands.audit import announce
 from headrace.commands.byte_sizes import size
-from headrace.commands.control_client import columns, connected
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.errors import ObjectNotFound

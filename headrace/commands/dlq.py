@@ -18,8 +18,8 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import DeadLetter, Unreadable
-from headrace.commands.audit import announce
-from headrace.commands.control_client import columns, connected, request_id
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control_client import columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging, StoredMessage

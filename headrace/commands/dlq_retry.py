@@ -22,9 +22,9 @@ from headrace.broker.messages import Envelope, Generation, Pooling
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.output_parts import plain
 from headrace.broker.settings import IngressSettings
-from headrace.commands.audit import announce
-from headrace.commands.control_client import connected
 from headrace.commands.dlq import find_letter, letters
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import ObjectNotFound

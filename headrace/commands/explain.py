@@ -22,7 +22,7 @@ from headrace.broker.messages import (
     PrefillDecision,
     RouterMember,
 )
-from headrace.commands.control_client import ask_all, columns, connected, request_id
+from headrace.commands.operating.control_client import ask_all, columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging

@@ -13,9 +13,9 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.jwt_accounts import CREDENTIALS, operator_config
-from headrace.jetstream.logins import CONTEXT, accounts_config, make_keys, write_context
-from headrace.jetstream.roles import Login
+from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, operator_config
+from headrace.jetstream.logins.nkey_logins import CONTEXT, accounts_config, make_keys, write_context
+from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.jetstream.topology import Topology
 from headrace.up.server_logins import tls_files

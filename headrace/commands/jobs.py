@@ -17,8 +17,8 @@ from headrace.broker.messages import JobProgress
 from headrace.client.client import Client, ClientOptions, client_of
 from headrace.client.errors import NotAllowed, UnknownJob
 from headrace.client.listing import ListedJob
-from headrace.commands.audit import announce
-from headrace.commands.control_client import columns, connected
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection

@@ -17,7 +17,7 @@ import msgspec
 from headrace.broker.keys.errors import ApiKeyError
 from headrace.broker.keys.records import CLIENT_SCOPES, KeyRecord, Limits
 from headrace.broker.keys.store import KeyStore
-from headrace.commands.control_client import columns, connected
+from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection

@@ -57,7 +57,7 @@ def check_worker(settings: Settings) -> None:
     check_engine(settings)
     model = settings["worker.model"]
     if settings["worker.engine"] in ("vllm", "sglang") and model is not None:
-        from headrace.workers.model_check import check_hub_model
+        from headrace.workers.models.model_check import check_hub_model
 
         _named(settings, "worker.model", lambda: check_hub_model(model, settings["worker.engine_args"], os.environ))
 
@@ -117,7 +117,7 @@ def _check_trtllm(settings: Settings) -> None:
 
 
 def _check_model_path(settings: Settings) -> None:
-    from headrace.workers.model_check import check_model_path
+    from headrace.workers.models.model_check import check_model_path
 
     model = settings["worker.model"]
     if model is not None:
@@ -126,7 +126,7 @@ def _check_model_path(settings: Settings) -> None:
 
 def check_conversion(settings: Settings) -> None:
     """Check that the bundled model is there, or that what converts it is installed. Raises SettingsError."""
-    from headrace.workers.bundled_model import is_ready
+    from headrace.workers.models.bundled_model import is_ready
     from headrace.workers.vllm.installed_check import check_packages
 
     if not is_ready(bundled_model_dir(settings)):

@@ -16,9 +16,9 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Routed
-from headrace.commands.control import live_workers
-from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
+from headrace.commands.operating.control import live_workers
+from headrace.commands.operating.control_client import connected
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.settings import Settings

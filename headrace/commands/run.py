@@ -251,7 +251,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_model(settings: Settings) -> Path:
-    from headrace.workers.bundled_model import NAME, is_ready, prepare
+    from headrace.workers.models.bundled_model import NAME, is_ready, prepare
 
     folder = bundled_model_dir(settings)
     if not is_ready(folder):

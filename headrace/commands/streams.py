@@ -9,10 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.commands.audit import announce
 from headrace.commands.byte_sizes import size
-from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control_client import connected
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.errors import EXIT_OK, CommandError

@@ -22,7 +22,7 @@ from headrace.client.client import Client, ClientOptions, client_of
 from headrace.client.errors import ClientError, NotAllowed
 from headrace.client.requests import Priority, Request
 from headrace.client.results import Result
-from headrace.commands.control_client import connected
+from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection

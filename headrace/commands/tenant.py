@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.broker.tenants.erasure import TenantErasure
 from headrace.broker.tenants.inventory import TenantInventory
-from headrace.commands.audit import announce, user_name
-from headrace.commands.control_client import columns, connected
+from headrace.commands.operating.audit import announce, user_name
+from headrace.commands.operating.control_client import columns, connected
 from headrace.commands.tenant_export import MANIFEST, TenantExport
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError

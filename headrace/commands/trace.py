@@ -14,8 +14,8 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Decided, Explain, Explanation, IngressMember, Routed, Stories, Story, TellStories
-from headrace.commands.control_client import ask_all, ask_subjects, connected, request_id
 from headrace.commands.explain import chronology, live_routers
+from headrace.commands.operating.control_client import ask_all, ask_subjects, connected, request_id
 from headrace.commands.story_text import placements_text, stages, story_text
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError

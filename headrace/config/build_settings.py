@@ -201,12 +201,12 @@ def _limits(values: Mapping[str, Any], own: AdmissionSettings, *, window: int) -
 
 
 def _bundled_arguments() -> dict[str, Any]:
-    from headrace.workers import bundled_model
+    from headrace.workers.models import bundled_model
 
     return dict(bundled_model.ENGINE_ARGS)
 
 
 def _bundled_name() -> str:
-    from headrace.workers import bundled_model
+    from headrace.workers.models import bundled_model
 
     return bundled_model.NAME

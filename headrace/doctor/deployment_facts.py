@@ -7,7 +7,7 @@ from collections import Counter
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Inspect, Inspection, WorkerMember
-from headrace.commands.control_client import ask_all
+from headrace.commands.operating.control_client import ask_all
 from headrace.doctor.facts import DeploymentFacts, WorkerFacts
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from headrace import logs
-from headrace.commands.control_client import connected
+from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
 from headrace.doctor.deployment_checks import check_deployment
 from headrace.doctor.deployment_facts import read_deployment

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from headrace.commands.control_client import connected
+from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.errors import JetStreamError

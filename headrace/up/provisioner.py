@@ -1,7 +1,7 @@
 """Makes streams, buckets and consumers of a deployment as its operator, where the server asks for logins and the parts may not.
 
 Streams are made once at the start and again after each restart of the server, consumers when a part asks for them
-(`headrace.jetstream.steward`).
+(`headrace.jetstream.logins.steward`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Provisioner:
         `settings` log in as the operator. Raises StartFailed.
         """
         from headrace.jetstream.client import Connection
+        from headrace.jetstream.logins.steward import Steward
         from headrace.jetstream.provision import ensure_topology
-        from headrace.jetstream.steward import Steward
         from headrace.jetstream.topology import Topology
 
         topology = Topology(subjects(settings))

@@ -13,7 +13,7 @@ from headrace.config.build_settings import subjects, worker_settings
 from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
-from headrace.jetstream.roles import Login
+from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.up.pools import every_pool
 
@@ -35,7 +35,7 @@ class ServerLogins:
         """Make the seeds that are missing and return what the server's configuration needs to know. Raises StartFailed."""
         if not self.wanted:
             return ""
-        from headrace.jetstream.logins import accounts_config, make_keys
+        from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys
         from headrace.jetstream.topology import Topology
 
         try:
@@ -47,7 +47,7 @@ class ServerLogins:
         """Write the context of each login for a server that listens at `url`. Raises StartFailed."""
         if not self.wanted:
             return
-        from headrace.jetstream.logins import write_context
+        from headrace.jetstream.logins.nkey_logins import write_context
 
         try:
             for login in self._logins():
@@ -76,7 +76,7 @@ class ServerLogins:
         return {"HEADRACE_NATS_CONTEXT": self._context(login)} if self.wanted else {}
 
     def _context(self, login: Login) -> str:
-        from headrace.jetstream.logins import CONTEXT
+        from headrace.jetstream.logins.nkey_logins import CONTEXT
 
         return str(self._folder / (login.name + CONTEXT))
 
@@ -94,7 +94,7 @@ def tls_files(settings: Settings) -> dict[str, str]:
 
 def worker_login(pool: Settings) -> Login:
     """Return the login of the workers of a pool; of all pools, where only the engine knows the model's name."""
-    from headrace.workers.served_name import served_name
+    from headrace.workers.models.served_name import served_name
 
     name = served_name(worker_settings(pool))
     return Login("worker", pool_id(name, pool["namespace"]) if name else "")

@@ -215,7 +215,7 @@ class Supervisor:
 
     async def _prepare_model(self) -> None:
         if any(sum(worker_counts(pool).values()) and needs_bundled_model(pool) for _, pool in every_pool(self._settings)):
-            from headrace.workers.bundled_model import is_ready
+            from headrace.workers.models.bundled_model import is_ready
 
             if not is_ready(bundled_model_dir(self._settings)) and not await self._run_model_prepare():
                 return

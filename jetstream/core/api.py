@@ -87,7 +87,7 @@ class JsApi:
     """The JetStream API over one connection.
 
     With a `steward` consumers are not made by a call of this login, but asked for at that subject
-    (`headrace.jetstream.steward`), and so are calls that match a pattern of `asked`.
+    (`headrace.jetstream.logins.steward`), and so are calls that match a pattern of `asked`.
     """
 
     def __init__(

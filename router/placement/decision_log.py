@@ -11,14 +11,14 @@ import numpy as np
 
 from headrace.broker.messages import Candidate, Decided, Explanation, PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
-from headrace.router.placement.array_costs import Costs, costs
-from headrace.router.placement.cost_matrix import CostMatrix, CostRow, Floats
+from headrace.router.placement.costs.array_costs import Costs, costs
+from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.eligibility import why_not
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.policies import Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting
-from headrace.router.placement.worker_view import WorkerView
+from headrace.router.placement.worker_view import Floats, WorkerView
 
 EACH = 8  # decisions remembered per request, and requests per client's id
 

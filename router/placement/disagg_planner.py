@@ -11,9 +11,9 @@ import numpy as np
 from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import JobEvent, LoadReport, PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
-from headrace.router.placement.array_costs import needs_one
 from headrace.router.placement.calibration import SpeedEstimate
-from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.costs.array_costs import needs_one
+from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.disagg.prefill_costs import (
     Computing,
     PrefillView,

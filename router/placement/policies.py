@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.router.placement import scalar_choice
-from headrace.router.placement.array_costs import Costs, costs
-from headrace.router.placement.cost_matrix import CostMatrix
+from headrace.router.placement.costs import scalar_choice
+from headrace.router.placement.costs.array_costs import Costs, costs
+from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.settings import PolicyName, SchedulerSettings
 from headrace.router.placement.types import Waiting
 from headrace.router.placement.worker_view import WorkerView

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.router.placement.cost import batch_lookahead_tokens, has_batch_room, has_room, lookahead_tokens
+from headrace.router.placement.costs.cost import batch_lookahead_tokens, has_batch_room, has_room, lookahead_tokens
 from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad

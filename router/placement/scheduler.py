@@ -14,8 +14,8 @@ from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.admission import Admission
-from headrace.router.placement.cost import has_room, make_worker_view
-from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.costs.cost import has_room, make_worker_view
+from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker

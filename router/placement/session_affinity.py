@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.router.placement.array_costs import costs
-from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.costs.array_costs import costs
+from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.policies import Pick, is_remote
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.worker_view import WorkerView

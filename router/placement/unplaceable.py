@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.eligibility import comes
 from headrace.router.placement.load import LoadTable
 from headrace.router.placement.types import Shed, Waiting

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from headrace.broker.messages import JobEvent, LoadReport
 from headrace.router.placement.admission import PoolSpeed
 from headrace.router.placement.calibration import Calibration
-from headrace.router.placement.cost import RecentWork
+from headrace.router.placement.costs.cost import RecentWork
 from headrace.router.placement.disagg_planner import DisaggPlanner
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.settings import SchedulerSettings

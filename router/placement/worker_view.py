@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.router.placement.cost_matrix import Bools, Floats
 from headrace.router.placement.disagg.prefill_costs import PrefillView
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.control import live_workers
-from headrace.commands.control_client import ask_all
+from headrace.commands.operating.control import live_workers
+from headrace.commands.operating.control_client import ask_all
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient

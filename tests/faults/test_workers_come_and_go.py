@@ -15,7 +15,7 @@ import pytest
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text

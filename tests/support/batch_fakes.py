@@ -12,8 +12,8 @@ from headrace.broker.batches.errors import InputGone
 from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.ports import EndNotice, InputFile
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.results.seen_results import SeenResults
 from headrace.broker.batches.scratch_space import ScratchSpace
-from headrace.broker.batches.seen_results import SeenResults
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.validation import InputLimits

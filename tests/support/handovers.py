@@ -11,7 +11,7 @@ from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import LoadReport, WorkerMember
 from headrace.broker.messages.prefill import PrefillTaken
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects

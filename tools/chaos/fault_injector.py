@@ -9,8 +9,8 @@ import structlog
 
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.control import live_workers
-from headrace.commands.control_client import ask_all
+from headrace.commands.operating.control import live_workers
+from headrace.commands.operating.control_client import ask_all
 from headrace.errors import StartFailed
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError

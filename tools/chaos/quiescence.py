@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Inspect, Inspection, LoadReport, WorkerMember
-from headrace.commands.control import live_workers
-from headrace.commands.control_client import ask_all
 from headrace.commands.explain import live_routers
+from headrace.commands.operating.control import live_workers
+from headrace.commands.operating.control_client import ask_all
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.commands.control_client import columns
+from headrace.commands.operating.control_client import columns
 from headrace.tools.chaos.ledger import Ledger, Outcome, percentile
 from headrace.tools.chaos.quiescence import Residue
 

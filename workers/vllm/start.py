@@ -12,11 +12,11 @@ from typing import Any
 import structlog
 
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.download_progress import growth_reported
 from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.lora_adapters import adapters_of
-from headrace.workers.model_check import hub_folder
+from headrace.workers.models.download_progress import growth_reported
+from headrace.workers.models.model_check import hub_folder
 from headrace.workers.vllm.adapters import Adapters, load_adapters, read_adapter
 from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter

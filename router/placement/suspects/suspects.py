@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.router.placement.cost_matrix import CostMatrix
+from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.suspects.lost_workers import LostWorkers

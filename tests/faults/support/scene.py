@@ -15,7 +15,7 @@ from typing import Any
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from headrace.broker.batches.seen_results import SeenResults
+from headrace.broker.batches.results.seen_results import SeenResults
 from headrace.broker.messages import JobResult
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

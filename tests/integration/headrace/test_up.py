@@ -18,7 +18,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.logins import accounts_config, make_keys, write_context
+from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys, write_context
+from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.provision import ensure_topology
-from headrace.jetstream.roles import Login
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology

@@ -16,13 +16,13 @@ from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import AccessDenied, TopologyError
-from headrace.jetstream.logins import accounts_config, make_keys, write_context
-from headrace.jetstream.permissions import PARTS_API
+from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys, write_context
+from headrace.jetstream.logins.permissions import PARTS_API
+from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.steward import Steward
 from headrace.jetstream.ports import Change, Delivery, Message
 from headrace.jetstream.provision import ensure_topology
-from headrace.jetstream.roles import Login
 from headrace.jetstream.settings import ServerSettings
-from headrace.jetstream.steward import Steward
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer

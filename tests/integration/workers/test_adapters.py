@@ -15,7 +15,7 @@ from prometheus_client import Counter
 
 from headrace.broker.metrics import MOVED, OPEN
 from headrace.cli import main
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

@@ -19,7 +19,7 @@ import headrace.router.main
 from headrace.broker.codec import decode
 from headrace.broker.messages import Operated, WorkerMember
 from headrace.cli import main
-from headrace.commands.control import live_workers
+from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

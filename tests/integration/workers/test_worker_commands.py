@@ -12,7 +12,7 @@ from headrace.broker.codec import decode_worker_control, encode
 from headrace.broker.messages import Done, Inspect, Inspection, Record, WorkerMember
 from headrace.broker.messages.prefill import AnyWorkerControl, SetRole
 from headrace.cli import main
-from headrace.commands import control
+from headrace.commands.operating import control
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.ports import Message

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.batches import result_poller
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.progress import LineProgress
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.results import result_poller
 from headrace.broker.batches.store import BatchStore, StoredBatch, batch_key
 from tests.simulation.batches.deployment import scenario
 from tests.simulation.search import assert_holds, assert_survives_every_step

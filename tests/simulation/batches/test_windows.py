@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.batches import batch_run, result_poller
+from headrace.broker.batches import batch_run
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.results import result_poller
 from headrace.broker.durable.carrier.held_job import HeldJob
 from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from tests.simulation.batches.windows import BatchWindows

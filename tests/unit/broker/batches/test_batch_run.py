@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import pytest
 
-from headrace.broker.batches import batch_run, result_poller
+from headrace.broker.batches import batch_run
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.record import BatchRecord, LineCounts, line_name
+from headrace.broker.batches.results import result_poller
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages import JobResult, JobStatus, ResultResponse, ResultTokens
 from headrace.jetstream.errors import PayloadTooLarge, QueueFull

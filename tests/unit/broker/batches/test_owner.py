@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from headrace.broker.batches import owner, result_poller
+from headrace.broker.batches import owner
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.results import result_poller
 from headrace.broker.batches.store import BatchView, StoredBatch
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_states import record

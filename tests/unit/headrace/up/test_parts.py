@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.messages import WorkerMember
-from headrace.commands.control import find_worker
+from headrace.commands.operating.control import find_worker
 from headrace.errors import AlreadyRunning, CommandError, SettingsError
 from headrace.signals import stop_signals
 from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models

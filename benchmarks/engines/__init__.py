@@ -1,0 +1,1 @@
+"""Benchmarks of real engines and of NIXL."""

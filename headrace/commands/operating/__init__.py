@@ -1,0 +1,1 @@
+"""Commands to running workers and models, sent over NATS."""

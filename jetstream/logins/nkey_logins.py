@@ -1,0 +1,149 @@
+"""Makes logins of NATS users: nkey seeds in files, contexts that name them, and the server's configuration with permissions.
+
+A login is three things with one name: `<name>.nk` (the seed, 0600), `<name>.json` (a context of the `nats` command line tool:
+address, seed, prefix of the inboxes, certificates), and a user in the server's configuration.  Seeds that are there stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import nkeys
+
+from headrace.jetstream.core.api import API
+from headrace.jetstream.errors import ConnectError
+from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
+from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+
+SEED = ".nk"
+CONTEXT = ".json"
+API_EXPORT = f"{API}.>"
+
+
+class LoginFileUnusable(ConnectError):
+    """The file of a login cannot be read or written."""
+
+
+def new_seed() -> str:
+    """Return the seed of a new user."""
+    return str(nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode())
+
+
+def public_key(seed: str) -> str:
+    """Return the public key of a seed, which names the user in the server's configuration. Raises ConnectError."""
+    try:
+        return str(nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
+    except (nkeys.NkeysError, ValueError) as error:
+        raise ConnectError(f"it is no nkey seed of a user: {error}") from None
+
+
+def user_key(folder: Path, login: Login) -> str:
+    """Return the public key of a login, whose seed is made if it is not there. Raises LoginFileUnusable."""
+    path = folder / (login.name + SEED)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return public_key(path.read_text().strip())
+        with os.fdopen(descriptor, "w") as file:
+            seed = new_seed()
+            file.write(seed + "\n")
+        return public_key(seed)
+    except OSError as error:
+        raise LoginFileUnusable(f"the login file {path} cannot be used: {error.strerror}") from None
+    except ConnectError as error:
+        raise LoginFileUnusable(f"the login file {path} cannot be used: {error}") from None
+
+
+def write_context(
+    folder: Path,
+    login: Login,
+    *,
+    url: str,
+    prefix: str,
+    tls: Mapping[str, str] | None = None,
+    credentials: str | None = None,
+) -> Path:
+    """Write the context of a login to a deployment with this prefix, and return its path.
+
+    `tls`: `ca`, `cert` and `key`, as far as they are needed. `credentials`: the name of its file with a token and a seed, where
+    the server knows users by tokens.
+    """
+    path = folder / (login.name + CONTEXT)
+    asked = permissions(Topology(Subjects(prefix)), login).asked
+    context = {
+        "description": f"headrace {login.name}",
+        "url": url,
+        **(
+            {"creds": str((folder / credentials).absolute())}
+            if credentials
+            else {"nkey": str((folder / (login.name + SEED)).absolute())}
+        ),
+        "inbox_prefix": login.inbox,
+        "jetstream_api_prefix": PARTS_API,
+        **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
+        **({"headrace_asked": asked} if asked else {}),
+        **(tls or {}),
+    }
+    fresh = path.with_suffix(".new")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(context, file, indent=1)
+        fresh.replace(path)
+    except OSError as error:
+        raise LoginFileUnusable(f"the context {path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
+    """Return the accounts of a server's configuration: one with the streams, and one with a user for each login.
+
+    The account of the streams has no user. What parts may do there is exported, and their allow-lists say which of them may do
+    what; answers of the server stay in the account of the parts.
+    """
+    exported = exported_subjects(topology)
+    account = topology.subjects.prefix.upper()
+    lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
+    for subject in exported:
+        kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers
+        lines.append(f"      {{ service: {json.dumps(subject)}, accounts: [{account}_PARTS]{kind} }}")
+    lines += ["    ]", "  }", f"  {account}_PARTS: {{", "    imports: ["]
+    for subject in exported:
+        to = f", to: {json.dumps(f'{PARTS_API}.>')}" if subject == API_EXPORT else ""
+        lines.append(f"      {{ service: {{ account: {account}, subject: {json.dumps(subject)} }}{to} }}")
+    lines += ["    ]", "    users: ["]
+    for login, key in sorted(keys.items()):
+        allowed = _permission_lines(permissions(topology, login))
+        lines += [f"      # {login.name}", "      {", f"        nkey: {key}", *allowed, "      }"]
+    return "\n".join([*lines, "    ]", "  }", "}"]) + "\n"
+
+
+def exported_subjects(topology: Topology) -> list[str]:
+    """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to."""
+    subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
+    return [API_EXPORT, "$JS.ACK.>", *sorted(subject for subject in subjects if not subject.startswith("$JS."))]
+
+
+def _permission_lines(allowed: Permissions) -> list[str]:
+    return [
+        "      permissions: {",
+        *_allow("publish", allowed.publish),
+        *_allow("subscribe", allowed.subscribe),
+        "      }",
+    ]
+
+
+def _allow(what: str, subjects: Sequence[str]) -> list[str]:
+    return [f"        {what}: {{ allow: [", *(f"          {json.dumps(subject)}" for subject in subjects), "        ] }"]
+
+
+def make_keys(folder: Path, logins: Iterable[Login]) -> dict[Login, str]:
+    """Return the public key of each login, after making the seeds that are not there. Raises LoginFileUnusable."""
+    return {login: user_key(folder, login) for login in sorted(logins)}

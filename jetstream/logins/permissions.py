@@ -1,0 +1,292 @@
+"""Generates what each role may publish and subscribe to from the topology and the subjects of a deployment.
+
+`permissions` returns the allow-lists of a login; what is not in them is refused by the server.  The lists are written in terms
+of what a role does with a stream, bucket or object store (`RuleBook`), so that a name that changes in
+`headrace.jetstream.subjects` or `headrace.jetstream.topology` changes here too.
+
+No login has the server's response permissions (`allow_responses`): a login that may publish and subscribe to any one subject
+could send itself a message with the reply subject of its choice, and then write there.  Inboxes are listed instead.
+
+Consumers are made by a steward (`headrace.jetstream.logins.steward`): `Permissions.consumers` has those that a login may ask
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.jetstream.core.api import CONSUMER_CREATE
+from headrace.jetstream.logins.roles import Login, RoleName, inboxes
+from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
+from headrace.jetstream.topology import Topology
+
+PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The subjects that a login may publish and subscribe to, and the consumers that it may have, sorted."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    consumers: tuple[str, ...] = ()  # calls that make a consumer, which the steward makes for the login
+    asked: tuple[str, ...] = ()  # other calls that the steward makes for the login, as far as they touch what it reaches:
+    reach: tuple[str, ...] = ()  # the subjects of messages, and the filters of consumers
+
+
+class RuleBook:
+    """Collects the permissions of one login, in terms of what it does."""
+
+    def __init__(self, topology: Topology, login: Login) -> None:
+        self.s = topology.subjects
+        self.p = topology.subjects.prefix
+        self.pool = login.pool
+        self._steward = login.steward(self.p)
+        self._publish: set[str] = set()
+        self._consumers: set[str] = set()
+        self._asked: set[str] = set()
+        self._reach: set[str] = set()
+        self._subscribe: set[str] = {f"{login.inbox}.>"}
+
+    def permissions(self) -> Permissions:
+        """Return what was collected."""
+        if self._consumers or self._asked:
+            self._publish.add(self._steward)
+        lists = (self._publish, self._subscribe, self._consumers, self._asked, self._reach)
+        return Permissions(*(tuple(sorted(found)) for found in lists))
+
+    def tell(self, *subjects: str) -> None:
+        """Let the login publish to these subjects of the deployment, without its prefix."""
+        self._publish |= {f"{self.p}.{subject}" for subject in subjects}
+
+    def hear(self, *subjects: str) -> None:
+        """Let the login subscribe to these subjects of the deployment, without its prefix."""
+        self._subscribe |= {f"{self.p}.{subject}" for subject in subjects}
+
+    def answer(self, *patterns: str) -> None:
+        """Let the login reply at these inboxes."""
+        self._publish |= set(patterns)
+
+    def api(self, *calls: str) -> None:
+        """Let the login make these calls of the JetStream API."""
+        self._consumers |= {call for call in calls if call.startswith(CONSUMER_CREATE)}
+        self._publish |= {f"{PARTS_API}.{call}" for call in calls if not call.startswith(CONSUMER_CREATE)}
+
+    def everything(self) -> None:
+        """Let the login do all there is to do with the deployment, and answer every request."""
+        self._publish |= {f"{self.p}.>", f"{PARTS_API}.>", "$JS.ACK.>", "$KV.>", "$O.>", "_INBOX.>"}
+        self._subscribe |= {f"{self.p}.>"}
+
+    # Streams:
+
+    def connect(self) -> None:
+        """Let the login find out whether JetStream is there and whether the streams are as they should be."""
+        self.api("INFO", "STREAM.NAMES", "STREAM.INFO.*")
+
+    def scan(self, *kinds: str) -> None:
+        """Let the login read the messages of these streams by sequence and subject."""
+        for kind in kinds:
+            self.api(f"DIRECT.GET.{self.s.stream(kind)}", f"STREAM.MSG.GET.{self.s.stream(kind)}")
+
+    def remove(self, *kinds: str) -> None:
+        """Let the login delete single messages of these streams."""
+        self.api(*(f"STREAM.MSG.DELETE.{self.s.stream(kind)}" for kind in kinds))
+
+    def consume(self, kind: str, consumer: str, pattern: str) -> None:
+        """Let the login make a durable consumer with this filter, pull from it and ack."""
+        stream = self.s.stream(kind)
+        self.api(f"CONSUMER.CREATE.{stream}.{consumer}.{pattern}", f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
+        self._publish.add(f"$JS.ACK.{stream}.{consumer}.>")
+
+    def follow(self, kind: str, pattern: str) -> None:
+        """Let the login read a stream in order, by a consumer of its own that acks nothing."""
+        stream = self.s.stream(kind)
+        self.api(f"CONSUMER.CREATE.{stream}.*.{pattern}", f"CONSUMER.MSG.NEXT.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
+
+    def of_own_pool(self, kind: str, *patterns: str) -> None:
+        """Let the login read and delete the messages of a stream, and list and delete its consumers, with these subjects only.
+
+        The server's calls name the stream, which all pools share: the steward looks at what they touch. A login of all pools
+        makes the calls itself.
+        """
+        stream = self.s.stream(kind)
+        if self.pool == "*":
+            self.scan(kind)
+            self.remove(kind)
+            self.api(f"CONSUMER.LIST.{stream}", f"CONSUMER.DELETE.{stream}.*")
+            return
+        self._asked |= {
+            f"STREAM.MSG.GET.{stream}",
+            f"STREAM.MSG.DELETE.{stream}",
+            f"CONSUMER.LIST.{stream}",
+            f"CONSUMER.DELETE.{stream}.*",
+        }
+        self._reach |= {f"{self.p}.{pattern}" for pattern in patterns}
+
+    # Buckets:
+
+    def look_up(self, *kinds: str) -> None:
+        """Let the login read the entries of these buckets."""
+        for kind in kinds:
+            stream = f"KV_{self.s.bucket(kind)}"
+            self.api(f"STREAM.MSG.GET.{stream}", f"DIRECT.GET.{stream}")
+
+    def watch(self, *kinds: str) -> None:
+        """Let the login follow the changes of these buckets."""
+        for kind in kinds:
+            bucket = self.s.bucket(kind)
+            self.api(
+                f"CONSUMER.CREATE.KV_{bucket}.*.$KV.{bucket}.>",
+                f"CONSUMER.MSG.NEXT.KV_{bucket}.*",
+                f"CONSUMER.DELETE.KV_{bucket}.*",
+            )
+
+    def record(self, kind: str, *keys: str) -> None:
+        """Let the login write these keys of a bucket."""
+        self._publish |= {f"$KV.{self.s.bucket(kind)}.{key}" for key in keys}
+
+    # Object stores:
+
+    def fetch(self, *kinds: str) -> None:
+        """Let the login read the objects of these stores."""
+        for kind in kinds:
+            stream = f"OBJ_{self.s.bucket(kind)}"
+            self.api(f"STREAM.MSG.GET.{stream}", f"DIRECT.GET.{stream}")
+
+    def keep(self, *kinds: str) -> None:
+        """Let the login read, write and delete the objects of these stores."""
+        self.fetch(*kinds)
+        for kind in kinds:
+            self._publish |= {f"$O.{self.s.bucket(kind)}.C.*", f"$O.{self.s.bucket(kind)}.M.*"}
+            self.api(f"STREAM.PURGE.OBJ_{self.s.bucket(kind)}")
+
+    # What routers and workers share:
+
+    def requests(self, classes: Sequence[str] = REQUEST_CLASSES) -> None:
+        """Let the login take the requests of its pool from their queues, and store them again."""
+        for request_class in classes:
+            kind = "MOVED" if request_class in MOVED_CLASSES else "REQ"
+            consumer = f"REQ_{self.pool}_{request_class}" if self.pool != "*" else "*"
+            pattern = f"{self.p}.req.{self.pool}.{request_class}.*"
+            self.consume(kind, consumer, pattern)
+        self.tell(*(f"req.{self.pool}.{moved}.*" for moved in sorted(MOVED_CLASSES)))
+
+    def move_work(self) -> None:
+        """Let the login place requests on workers of its pool, and take those of dead workers away again."""
+        self.tell(f"work.{self.pool}.*", f"ev.{self.pool}", f"dlq.{self.pool}")
+        self.of_own_pool("WORK", f"work.{self.pool}.*")
+        self.of_own_pool("PREFILL", f"prefill.{self.pool}", f"prefill.{self.pool}.*")
+        self.record("members", f"worker.{self.pool}.*")  # obituaries of workers that are known to be dead
+        self.look_up("members", "state")
+        self.watch("members")
+
+
+def permissions(topology: Topology, login: Login) -> Permissions:
+    """Return what a login may do."""
+    book = RuleBook(topology, login)
+    _RULES[login.role](book, login)
+    return book.permissions()
+
+
+def _operator(book: RuleBook, _login: Login) -> None:
+    book.everything()
+
+
+def _ingress(book: RuleBook, login: Login) -> None:
+    book.connect()
+    book.tell(*(f"req.*.{request_class}.*" for request_class in REQUEST_CLASSES))
+    book.scan("REQ", "MOVED")
+    book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
+    book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
+    book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
+    book.hear("out.*", "judge.*", "ev.*", "quota.open", "cancel.jobs", "audit")
+    book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
+    book.record("members", "ingress.*", "worker.*.*")
+    book.record("state", "*", "*.*", "*.*.*")
+    book.look_up("members", "state", "models", "keys", "batches", "files", "records")
+    book.watch("members", "models", "keys", "batches")
+    book.fetch("models")
+    book.keep("spill", "responses", "files", "results")
+    for bucket in ("batches", "files", "records"):
+        book.record(bucket, ">")
+    # Stored jobs:
+    book.tell("job.*.*", "rsp.*.*", "result.*.*", "jobev.*.*")
+    book.scan("JOB", "RSP", "RESULT", "QUOTA")
+    book.remove("JOB")
+    book.consume("JOB", "*", f"{book.p}.job.*.*")
+    book.follow("RSP", f"{book.p}.rsp.*.*")
+    book.follow("RESULT", f"{book.p}.result.*.*")
+
+
+def _router(book: RuleBook, login: Login) -> None:
+    book.connect()
+    book.requests()
+    book.move_work()
+    book.tell(f"route.{book.pool}", f"adm.worker.{book.pool}.*", "ctl.*", "judge.*")
+    book.hear(f"load.{book.pool}.*", f"ev.{book.pool}", f"cancel.{book.pool}", "ctl.*")
+    book.answer(inboxes("ingress"), inboxes("operator"), inboxes("console"), f"{login.inbox}.>")
+    book.scan("LOAD")
+    book.record("members", f"router.{book.pool}.*", f"snapshots.{book.pool}")
+    book.record("state", f"snapshot.{book.pool}", "drained.*")
+    book.look_up("models")
+    book.watch("models")
+    book.keep("snapshots")
+    book.follow("KV", f"{book.p}.kv.{book.pool}.*")
+    book.scan("KV")
+    book.api(f"STREAM.PURGE.{book.s.stream('KV')}")
+
+
+def _worker(book: RuleBook, login: Login) -> None:
+    book.connect()
+    book.requests()  # a pool without a router places requests itself
+    book.move_work()
+    book.tell("out.*", "ctl.*", "judge.*", f"load.{book.pool}.*", f"kv.{book.pool}.*")
+    book.tell(f"prefill.{book.pool}", f"prefill.{book.pool}.*")
+    book.hear("ctl.*", f"find.{book.pool}", f"cancel.{book.pool}", f"load.{book.pool}.*", f"adm.worker.{book.pool}.*")
+    book.answer(inboxes("ingress"), inboxes("operator"), inboxes("planner"))
+    book.answer(inboxes("router", login.scope or "*"), inboxes("router", "_"), inboxes("worker", login.scope or "*"))
+    book.consume("WORK", "*", f"{book.p}.work.{book.pool}.*")
+    book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}")
+    book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}.*")
+    book.scan("LOAD")
+    book.record("members", f"janitor.{book.pool}")
+    book.record("state", "drained.*", f"janitor.{book.pool}")
+    book.record("models", book.pool)
+    book.look_up("models")
+    book.keep("models")
+    book.fetch("spill", "adapters")
+    book.keep("blocks")
+    book.keep("results")  # answers that are too large for a frame
+
+
+def _planner(book: RuleBook, _login: Login) -> None:
+    _console(book, _login)
+    book.tell("adm.worker.*.*", "ctl.*")
+
+
+def _console(book: RuleBook, _login: Login) -> None:
+    book.connect()
+    book.api("STREAM.LIST", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*")
+    book.watch("members", "models")
+    book.hear("load.*.*", "ev.*")
+
+
+def _batch(book: RuleBook, login: Login) -> None:
+    tenant, result = login.scope, book.s.stream("RESULT")
+    book.api("INFO", f"DIRECT.GET.{result}.{book.p}.result.{tenant}.*")
+    book.tell(f"job.*.{tenant}")
+    book.hear(f"jobev.{tenant}.*")
+
+
+_ASKING: tuple[RoleName, ...] = ("router", "worker", "operator", "planner")  # an ingress that is asked
+
+_RULES: dict[RoleName, Callable[[RuleBook, Login], None]] = {
+    "operator": _operator,
+    "ingress": _ingress,
+    "router": _router,
+    "worker": _worker,
+    "planner": _planner,
+    "console": _console,
+    "batch": _batch,
+}

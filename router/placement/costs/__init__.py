@@ -1,0 +1,1 @@
+"""Costs of placing a request on each worker, one by one and as arrays."""

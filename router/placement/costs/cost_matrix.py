@@ -1,0 +1,190 @@
+"""Cost matrix of the waiting requests, as arrays: a row per request, a column per worker.
+
+It is kept current as overlaps change, so that a decision is a few operations on whole arrays and looks nothing up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import tanh
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.router.index.types import NO_OVERLAP, Overlap, Tier
+from headrace.router.placement.disagg.prefill_pool import PrefillPool
+from headrace.router.placement.eligibility import eligible_columns, session_column
+from headrace.router.placement.load import LoadTable
+from headrace.router.placement.types import Waiting
+from headrace.router.placement.worker_view import Bools, Floats, Ints
+
+_FIRST_ROWS = 64
+
+
+@dataclass(slots=True)
+class CostRow:
+    """The row of a request."""
+
+    request: Waiting
+    number: int
+    overlaps: Mapping[str, Overlap]
+    session: int = -1  # the column its session belongs to
+    ineligible_since_s: float | None = None  # no worker may take it, since then
+    blocks: float = 0.0  # KV blocks it will need beside those that are cached, about
+
+
+def uncached_tokens(request: Waiting, overlap: Overlap, tiers: Mapping[Tier, float]) -> float:
+    """Prompt tokens to be computed, with loading a block from a slower tier counted as the part of computing it that it does
+    not save. At least one: the last token is always computed."""
+    saved = overlap.device * tiers.get("device", 1.0)
+    saved += overlap.host * tiers.get("host", 0.0) + overlap.disk * tiers.get("disk", 0.0)
+    return max(request.tokens - saved * request.block_size, 1.0)
+
+
+class CostMatrix:
+    """Rows of waiting requests. `loads` gives the columns, `prefill` those of `remote`."""
+
+    def __init__(self, loads: LoadTable, prefill: PrefillPool, tiers: Mapping[Tier, float]) -> None:
+        self._loads = loads
+        self._prefill = prefill
+        self._tiers = tiers
+        self.rows: dict[str, CostRow] = {}
+        self._free: list[int] = []
+        self.uncached: Floats = np.zeros((0, 0))
+        self.work: Floats = np.zeros((0, 0))  # uncached, times the factor of preferred labels
+        self.remote: Floats = np.zeros((0, 0))  # tokens that each prefill worker would compute; infinite where it cannot
+        self.eligible: Bools = np.zeros((0, 0), dtype=np.bool_)
+        self.arrived: Floats = np.zeros(0)
+        self.deadline: Floats = np.zeros(0)
+        self.priority: Floats = np.zeros(0)
+        self.blocks: Floats = np.zeros(0)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self.rows
+
+    def add(self, request: Waiting, overlaps: Mapping[str, Overlap], now_s: float) -> CostRow:
+        if not self._free:
+            self._grow()
+        row = CostRow(request, self._free.pop(), overlaps)
+        self.rows[request.id] = row
+        n = row.number
+        self.arrived[n] = request.arrived_s
+        self.deadline[n] = request.deadline_s
+        self.priority[n] = request.priority
+        if request.block_size:
+            row.blocks = (request.tokens + min(request.max_tokens, 256)) / request.block_size
+        self.blocks[n] = row.blocks
+        self._fill(row, now_s)
+        return row
+
+    def remove(self, request_id: str) -> CostRow | None:
+        row = self.rows.pop(request_id, None)
+        if row is not None:
+            self._free.append(row.number)
+        return row
+
+    def refresh(self, request_id: str, overlaps: Mapping[str, Overlap]) -> CostRow | None:
+        """Update the row of a request whose overlaps have changed."""
+        row = self.rows.get(request_id)
+        if row is None or row.overlaps is overlaps:
+            return None
+        before, row.overlaps = row.overlaps, overlaps
+        if row.request.prefer:
+            self._fill_work(row)
+            return row
+        request, n = row.request, row.number
+        gone = before.keys() - overlaps.keys()
+        for worker in gone:
+            self._set(n, worker, max(request.tokens, 1.0))
+        for worker, overlap in overlaps.items():
+            if before.get(worker) is not overlap:  # those that have not changed are the same objects
+                self._set(n, worker, uncached_tokens(request, overlap, self._tiers))
+        return row
+
+    def _set(self, n: int, worker: str, tokens: float) -> None:
+        load = self._loads.get(worker)
+        if load is not None:
+            self.uncached[n, load.column] = self.work[n, load.column] = tokens
+        elif (other := self._prefill.get(worker)) is not None and self.remote[n, other.column] < np.inf:
+            self.remote[n, other.column] = tokens
+
+    def columns_changed(self, now_s: float) -> None:
+        """Compute every row anew, because workers have come, gone or changed."""
+        rows, width = len(self.arrived), len(self._loads)
+        self.uncached = np.ones((rows, width))
+        self.remote = np.ones((rows, len(self._prefill)))
+        self.work = np.ones((rows, width))
+        self.eligible = np.zeros((rows, width), dtype=np.bool_)
+        for row in self.rows.values():
+            self._fill(row, now_s)
+
+    def numbers(self, requests: Sequence[Waiting]) -> Ints:
+        rows = self.rows
+        return np.fromiter((rows[request.id].number for request in requests), dtype=np.intp, count=len(requests))
+
+    # Parts.
+
+    def _fill(self, row: CostRow, now_s: float) -> None:
+        columns = eligible_columns(row.request, self._loads)
+        row.session = -1
+        if row.request.session and columns:
+            row.session = session_column(row.request.session, columns, self._loads)
+            if row.request.affinity == "hard":
+                columns = [row.session]
+        everybody = len(columns) == len(self._loads)
+        self.eligible[row.number] = everybody
+        if columns:
+            if not everybody:
+                self.eligible[row.number, columns] = True
+            row.ineligible_since_s = None
+        elif row.ineligible_since_s is None:
+            row.ineligible_since_s = now_s
+        self._fill_work(row)
+
+    def _fill_remote(self, row: CostRow) -> None:
+        request, n = row.request, row.number
+        for load in self._prefill:
+            able = not request.adapter or request.adapter in load.info.adapters
+            overlap = row.overlaps.get(load.info.worker, NO_OVERLAP)
+            self.remote[n, load.column] = uncached_tokens(request, overlap, self._tiers) if able else np.inf
+
+    def _fill_work(self, row: CostRow) -> None:
+        request, tiers, n = row.request, self._tiers, row.number
+        uncached = self.uncached[n]
+        uncached[:] = max(request.tokens, 1.0)
+        for worker, overlap in row.overlaps.items():
+            load = self._loads.get(worker)
+            if load is not None and overlap is not NO_OVERLAP:
+                uncached[load.column] = uncached_tokens(request, overlap, tiers)
+        self.work[n] = uncached
+        if len(self._prefill):
+            self._fill_remote(row)
+        if request.prefer:
+            for load in self._loads:
+                liking = sum(weight for label, weight in request.prefer.items() if label in load.info.labels)
+                if liking:
+                    self.work[n, load.column] *= 2.718281828 ** -tanh(liking)
+
+    def _grow(self) -> None:
+        before = len(self.arrived)
+        after = max(_FIRST_ROWS, before * 2)
+        width = len(self._loads)
+        self.uncached = _longer(self.uncached, (after, width))
+        self.work = _longer(self.work, (after, width))
+        self.remote = _longer(self.remote, (after, len(self._prefill)))
+        self.eligible = _longer(self.eligible, (after, width))
+        for name in ("arrived", "deadline", "priority", "blocks"):
+            setattr(self, name, _longer(getattr(self, name), (after,)))
+        self._free.extend(range(after - 1, before - 1, -1))
+
+
+def _longer(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    longer = np.zeros(shape, dtype=array.dtype)
+    if array.size and array.shape[1:] == shape[1:]:
+        longer[: len(array)] = array
+    return longer

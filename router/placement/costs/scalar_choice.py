@@ -1,0 +1,99 @@
+"""The choice of `KvPolicy` for a few requests and workers, in plain Python.
+
+An array operation costs about the same for one number as for a hundred, and a decision takes dozens of them.  While little
+waits, which is nearly always, plain floats are several times as fast.  The choice is that of the arrays to the last bit: the
+same operations in the same order, and of equals the first.  `tests/unit/router/placement/costs/test_scalar_choice.py` compares
+the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headrace.router.placement.costs.cost_matrix import CostMatrix
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Waiting
+from headrace.router.placement.worker_view import WorkerView
+
+ROW = 4  # cost of a request beside its pairs, in pairs of a request and a worker
+MOST_PAIRS = 400  # about where arrays are as fast
+OUT_OF_TURN_S = 1e6  # seconds of score that set requests that have waited too long apart from all others
+PRIORITY_S = 1e3  # seconds of score that set one priority apart from the next
+DEADLINE_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarChoice:
+    """A choice; `at` is -1 if no request can be placed now. `passed_up`: one could have been, and waits for a better worker."""
+
+    at: int = -1
+    column: int = -1
+    cost_s: float = 0.0
+    aged: bool = False
+    passed_up: bool = False
+
+
+def applies(requests: int, workers: WorkerView, settings: SchedulerSettings) -> bool:
+    """Return whether `choose` is the quicker way and may be used: no prefill workers, and no temperature."""
+    return workers.prefill is None and settings.temperature <= 0 and requests * (len(workers.all_room) + ROW) <= MOST_PAIRS
+
+
+def choose(
+    group: Sequence[Waiting],
+    window: CostMatrix,
+    workers: WorkerView,
+    congestion: float,
+    now_s: float,
+    settings: SchedulerSettings,
+) -> ScalarChoice:
+    """Choose a request and its worker exactly as `KvPolicy.pick` does with arrays."""
+    factor = 1.0 + congestion
+    columns = [
+        (
+            column,
+            wait_s,
+            workers.all_token_s[column],
+            workers.all_step_s[column],
+            workers.all_room[column],
+            workers.all_blocks_free[column],
+            workers.all_unevenness[column] - 1.0 + workers.all_disturbed[column],
+        )
+        for column, wait_s in enumerate(workers.all_wait_s)
+    ]
+    rows = window.rows
+    at, at_column, at_cost, at_aged, least = -1, -1, 0.0, False, inf
+    passed_up = False
+    for nth, request in enumerate(group):
+        row = rows[request.id]
+        work: list[float] = window.work[row.number].tolist()
+        eligible: list[bool] = window.eligible[row.number].tolist()
+        blocks = row.blocks
+        best_cost, best_open = inf, False  # of all workers
+        choice, here, mine = inf, inf, -1  # of those that have room
+        for column, wait_s, token_s, step_s, room, blocks_free, taste in columns:
+            if not eligible[column]:
+                continue
+            service = work[column] * token_s + step_s
+            cost = wait_s + service * factor
+            free = room and blocks <= blocks_free
+            if cost < best_cost:
+                best_cost, best_open = cost, free
+            if free:
+                preferred = cost + service * taste
+                if preferred < choice:
+                    choice, here, mine = preferred, cost, column
+        if mine < 0:
+            continue
+        age = now_s - request.arrived_s
+        aged = age > settings.max_wait_s or request.deadline_s - now_s < here + DEADLINE_MARGIN_S
+        if not best_open and best_cost < here - 1e-9 and not aged:
+            passed_up = True
+            continue
+        score = work[mine] * workers.all_token_s[mine] - settings.ageing * age + request.priority * PRIORITY_S
+        if aged:
+            score -= OUT_OF_TURN_S + age
+        if at < 0 or score < least:
+            at, at_column, at_cost, at_aged, least = nth, mine, here, aged, score
+    return ScalarChoice(at, at_column, at_cost, at_aged, passed_up)

@@ -1,0 +1,165 @@
+"""The allow-lists of roles: what each may and may not do, by the names of the topology."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.jetstream.logins.permissions import PARTS_API, permissions
+from headrace.jetstream.logins.roles import ROLES, Login
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from tests.support.subject_patterns import allowed, api_calls, core_subjects, inboxes_of_all, overlap, stored_subjects
+
+TOPOLOGY = Topology(Subjects("hr"))
+OWN, OTHER = "pool-a", "pool-b"
+LOGINS = [Login(role, "acme" if role == "batch" else OWN if role in ("worker", "router") else "") for role in ROLES]
+NOT_OPERATOR = [login for login in LOGINS if login.role != "operator"]
+
+OPERATORS_ONLY = {"KV_hr_keys", "OBJ_hr_adapters"}  # that no part writes
+
+by_login = pytest.mark.parametrize("login", NOT_OPERATOR, ids=lambda login: login.name)
+
+
+def published(login: Login) -> tuple[str, ...]:
+    return permissions(TOPOLOGY, login).publish
+
+
+def heard(login: Login) -> tuple[str, ...]:
+    return permissions(TOPOLOGY, login).subscribe
+
+
+@by_login
+def test_only_an_operator_changes_or_copies_streams(login: Login) -> None:
+    refused = ("STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.SNAPSHOT", "STREAM.RESTORE", "ACCOUNT.PURGE")
+    for call in api_calls(TOPOLOGY):
+        if any(f".{name}." in call for name in refused):
+            assert not allowed(published(login), call), call
+
+
+@by_login
+def test_no_login_reaches_another_deployment_or_the_system(login: Login) -> None:
+    other = Topology(Subjects("zz"))
+    subjects = [
+        *core_subjects(other, OWN, "acme"),
+        *stored_subjects(other, OWN),
+        "$SYS.REQ.SERVER.PING",
+        "$SYS.ACCOUNT.X.CONNECT",
+    ]
+    for subject in subjects:
+        assert not allowed(published(login), subject), subject
+        assert not allowed(heard(login), subject), subject
+    for call in api_calls(other):
+        if "ZZ" in call and not call.startswith((f"{PARTS_API}.STREAM.INFO", f"{PARTS_API}.CONSUMER.")):
+            assert not allowed(published(login), call), call
+
+
+@pytest.mark.parametrize("role", ["worker", "router"])
+def test_a_login_of_a_pool_names_no_other_pool(role: str) -> None:
+    login = Login(role, OWN)  # type: ignore[arg-type]
+    own, other = core_subjects(TOPOLOGY, OWN, "acme"), core_subjects(TOPOLOGY, OTHER, "acme")
+    for mine, foreign in zip(own, other, strict=True):
+        if mine != foreign:
+            assert not allowed(published(login), foreign), foreign
+            assert not allowed(heard(login), foreign), foreign
+    for mine, foreign in zip(stored_subjects(TOPOLOGY, OWN), stored_subjects(TOPOLOGY, OTHER), strict=True):
+        if mine != foreign:
+            assert not allowed(published(login), foreign), foreign
+
+
+def test_a_worker_of_a_pool_takes_no_work_of_another_one() -> None:
+    login = Login("worker", OWN)
+    for consumer, stream, pattern in (
+        ("W_w9", "HR_WORK", f"hr.work.{OTHER}.w9"),
+        (f"REQ_{OTHER}_std", "HR_REQ", f"hr.req.{OTHER}.std.*"),
+        (f"P_{OTHER}", "HR_PREFILL", f"hr.prefill.{OTHER}"),
+    ):
+        wanted = permissions(TOPOLOGY, login).consumers
+        assert not allowed(wanted, f"CONSUMER.CREATE.{stream}.{consumer}.{pattern}")
+        assert allowed(wanted, f"CONSUMER.CREATE.{stream}.{consumer}.{pattern}".replace(OTHER, OWN))
+    assert not allowed(published(login), f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OTHER}_std")
+    assert allowed(published(login), f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OWN}_std")
+
+
+@by_login
+def test_no_part_makes_a_consumer_or_speaks_to_another_api(login: Login) -> None:
+    """Who makes a consumer says where its messages go."""
+    for call in (*api_calls(TOPOLOGY), *api_calls(TOPOLOGY, "$JS.API")):
+        if ".CREATE." in call or call.startswith("$JS.API."):
+            assert not allowed(published(login), call), call
+
+
+@by_login
+def test_a_login_asks_the_steward_under_its_own_name_only(login: Login) -> None:
+    asked = [one.steward("hr") for one in LOGINS if allowed(published(login), one.steward("hr"))]
+    assert asked == ([login.steward("hr")] if permissions(TOPOLOGY, login).consumers else [])
+
+
+@by_login
+def test_only_an_ingress_hears_answers_and_only_a_worker_gives_them(login: Login) -> None:
+    out = TOPOLOGY.subjects.out("i1")
+    assert allowed(heard(login), out) == (login.role == "ingress")
+    assert allowed(heard(login), TOPOLOGY.subjects.judge("i1")) == (login.role == "ingress")
+    assert allowed(published(login), out) == (login.role == "worker")
+
+
+@by_login
+def test_no_worker_commands_a_worker(login: Login) -> None:
+    subject = TOPOLOGY.subjects.operate_worker(OWN, "w1")
+    assert allowed(published(login), subject) == (login.role in ("ingress", "router", "planner"))
+    assert allowed(heard(login), subject) == (login.role == "worker")
+
+
+@by_login
+def test_only_an_operator_writes_keys_and_only_an_ingress_reads_them(login: Login) -> None:
+    assert not allowed(published(login), "$KV.hr_keys.k1")
+    assert allowed(published(login), f"{PARTS_API}.STREAM.MSG.GET.KV_hr_keys") == (login.role == "ingress")
+    watch = "CONSUMER.CREATE.KV_hr_keys.w.$KV.hr_keys.>"
+    assert allowed(permissions(TOPOLOGY, login).consumers, watch) == (login.role == "ingress")
+
+
+@by_login
+def test_dead_letters_are_written_by_those_who_bury_and_read_by_operators_only(login: Login) -> None:
+    assert not allowed(published(login), f"{PARTS_API}.STREAM.MSG.GET.HR_DLQ")
+    assert not allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_DLQ")
+    assert allowed(published(login), TOPOLOGY.subjects.dlq(OWN)) == (login.role in ("ingress", "router", "worker"))
+
+
+def test_a_console_reads_no_prompt_and_writes_nothing() -> None:
+    login = Login("console")
+    for subject in (*core_subjects(TOPOLOGY, OWN, "acme"), *stored_subjects(TOPOLOGY, OWN), *inboxes_of_all()):
+        assert not allowed(published(login), subject), subject
+    for call in api_calls(TOPOLOGY):
+        reads = "MSG.GET" in call or "DIRECT.GET" in call or "MSG.NEXT" in call
+        if reads and "KV_hr_members" not in call and "KV_hr_models" not in call:
+            assert not allowed(published(login), call), call
+    readable = [subject for subject in core_subjects(TOPOLOGY, OWN, "acme") if allowed(heard(login), subject)]
+    assert readable == ["hr.load.pool-a.w1", "hr.ev.pool-a"]
+
+
+def test_a_batch_tenant_has_its_own_jobs_and_results_only() -> None:
+    login = Login("batch", "acme")
+    assert [s for s in core_subjects(TOPOLOGY, OWN, "acme") if allowed(published(login), s)] == ["hr.job.m.acme"]
+    assert [s for s in core_subjects(TOPOLOGY, OWN, "acme") if allowed(heard(login), s)] == ["hr.jobev.acme.j1"]
+    for subject in core_subjects(TOPOLOGY, OWN, "rival"):
+        assert not allowed((*published(login), *heard(login)), subject), subject
+    calls = [call for call in api_calls(TOPOLOGY) if allowed(published(login), call)]
+    assert calls == [f"{PARTS_API}.INFO"]
+    assert allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_RESULT.hr.result.acme.j1")
+    assert not allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_RESULT.hr.result.rival.j1")
+
+
+@by_login
+def test_replies_arrive_at_an_inbox_that_no_other_role_hears(login: Login) -> None:
+    mine = [inbox for inbox in inboxes_of_all() if allowed(heard(login), inbox)]
+    assert mine == [f"{login.inbox}.x.a.1"]
+
+
+def test_every_stream_is_written_by_a_part_and_none_by_nobody() -> None:
+    """A stream that is added to the topology needs rules, or the parts that use it stop working with logins."""
+    for spec in TOPOLOGY.all_streams():
+        writers = {
+            login.role
+            for login in NOT_OPERATOR
+            if any(overlap(pattern, subject) for pattern in published(login) for subject in spec.subjects)
+        }
+        assert bool(writers) == (spec.name not in OPERATORS_ONLY), (spec.name, writers)

@@ -1,0 +1,1 @@
+"""Models of a worker before an engine has them: names, checks, downloads, conversions and templates."""

