@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from headrace.broker.bounded_label import BoundedLabel
+from headrace.loop_metrics import Counter, Gauge, Histogram
 
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
 FAILED_MESSAGES = Counter("headrace_broker_failed_messages_total", "Messages whose handling failed unforeseen", ["kind"])

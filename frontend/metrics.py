@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from headrace.frontend.histogram import BYTES, FastHistogram
+from headrace.loop_metrics import Counter, Gauge
 
 Source = Literal["request", "job"]
 Level = Literal["met", "first_token_late", "tokens_late", "failed"]  # of service
