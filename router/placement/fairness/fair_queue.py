@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from math import inf, isfinite
 
 from headrace.router.placement.backlog import Backlog
@@ -249,10 +249,9 @@ class FairQueue:
         if limit <= 0 or not tenants:
             return 0
         offered = self._aged_offered
-        entries = lane.interleaved(tenants)
+        group = [entry.request for entry in lane.interleaved(tenants, limit + len(offered))]
         if offered:
-            entries = (entry for entry in entries if entry.request.id not in offered)
-        group = [entry.request for entry in islice(entries, limit)]
+            group = [request for request in group if request.id not in offered][:limit]
         if group:
             groups.append(ClassGroup(group, over_share=over_share))
         return len(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from math import inf
 
@@ -72,15 +72,15 @@ class Lane:
         cut = next((place for place, tenant in enumerate(first) if tenant.counter > most), len(first))
         return first[:cut], first[cut:]
 
-    def interleaved(self, tenants: Iterable[Tenant]) -> Iterator[QueueEntry]:
-        """Iterate over the first entry of every queue, then over the second of each, and so on."""
+    def interleaved(self, tenants: Iterable[Tenant], limit: int) -> list[QueueEntry]:
+        """List the first entry of every queue, then the second of each, and so on, `limit` in all."""
         queues = [self.queues[tenant.name] for tenant in tenants]
+        found: list[QueueEntry] = []
         depth = 0
-        while len(queues) > 1:
-            for queue in queues:
-                yield queue[depth][3]
+        while len(queues) > 1 and len(found) < limit:
+            found += [queue[depth][3] for queue in queues]
             depth += 1
             queues = [queue for queue in queues if len(queue) > depth]
         for queue in queues:
-            for row in islice(queue, depth, None):
-                yield row[3]
+            found += [row[3] for row in queue[depth : depth + max(0, limit - len(found))]]
+        return found[:limit]
