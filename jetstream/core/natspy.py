@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headrace.jetstream.core.hidden_imports import hidden
 
-__all__ = ["NUID", "PING_PROTO", "Client", "Subscription", "TcpTransport", "command", "errors"]
+__all__ = ["NUID", "PING_PROTO", "Client", "Parser", "Subscription", "TcpTransport", "command", "errors"]
 
 with hidden("aiohttp"):
     from nats import errors
@@ -17,3 +17,4 @@ with hidden("aiohttp"):
     from nats.aio.transport import TcpTransport
     from nats.nuid import NUID
     from nats.protocol import command
+    from nats.protocol.parser import Parser

@@ -24,6 +24,7 @@ from typing import Any
 import structlog
 
 from headrace.jetstream import metrics
+from headrace.jetstream.core.message_parser import MessageParser
 from headrace.jetstream.core.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
 
 log = structlog.get_logger(__name__)
@@ -75,6 +76,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
 
     def __init__(self) -> None:
         super().__init__()
+        self._ps = MessageParser(self, self._on_message)
         self._transport: TcpTransport | None = None
         self.on_permission_error: Callable[[str], None] = lambda _text: None
         self.on_error: Callable[[str], None] = lambda _text: None
@@ -165,11 +167,10 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         else:
             self._subs.pop(tap.sid, None)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def _on_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         tap = self._subs.get(sid)
-        if type(tap) is not Tap:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
+        if tap is None:
+            return  # its end was on its way
         try:
             tap.handler(subject, reply, data, headers)
         except Exception as error:  # a bug in one callback must not end the read loop of all

@@ -146,13 +146,12 @@ async def test_what_a_stream_holds(connection: Connection, subjects: Subjects) -
 async def test_the_server_sends_each_message_to_a_connection_once(connection: Connection, subjects: Subjects) -> None:
     """No inbox of a reader may match the subscription for single answers, or its messages come twice and one is dropped."""
     core, received = connection._core, list[bytes]()
-    process = core._process_msg
 
-    async def counted(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def counted(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         received.append(data)
-        await process(sid, subject, reply, data, headers)
+        core._on_message(sid, subject, reply, data, headers)
 
-    core._process_msg = counted  # type: ignore[method-assign]
+    core._ps._on_message = counted
     stream, mine = subjects.stream("KV"), subjects.kv("p", "w")
     await publish(connection, mine, 1, 3)
     bucket = connection.bucket(subjects.bucket("models"))
