@@ -8,6 +8,7 @@ from headrace.broker.bounded_label import BoundedLabel
 from headrace.loop_metrics import Counter, Gauge, Histogram
 
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
+FORGED = Counter("headrace_broker_forged_total", "Messages that their sender may not send", ["kind"])
 FAILED_MESSAGES = Counter("headrace_broker_failed_messages_total", "Messages whose handling failed unforeseen", ["kind"])
 MOVED = Counter("headrace_broker_moved_total", "Jobs moved to a new attempt", ["reason"])
 UNREADABLE_CARDS = Counter("headrace_models_unreadable_cards_total", "Tries to read the files of a model card that failed")

@@ -18,6 +18,7 @@ class WorkerDeps:
 
     `frames` is a connection of its own for tokens; None: tokens go over `messaging`.  `wall` gives Unix time, `random_bits(64)`
     makes run ids.  `secret` is a part of the name of the worker's consumer, which keeps other logins from pulling its work.
+    `revokes`: its login may end the leases of other workers of its pool, when they are dead.
     """
 
     messaging: Messaging
@@ -25,6 +26,7 @@ class WorkerDeps:
     settings: SessionSettings = field(default_factory=SessionSettings)
     frames: Messaging | None = None
     secret: str = ""
+    revokes: bool = True
     wall: Callable[[], float] = time.time
     random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
 

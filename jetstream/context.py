@@ -46,6 +46,10 @@ class ConnectOptions:
     steward: Annotated[
         str | None, Setting("Subject at which consumers are asked for, by a login that may not make them itself.")
     ] = None
+    worker: Annotated[
+        str | None,
+        Setting("Id of the one worker that may use this login, or * for those of its pool, whose subjects then name them."),
+    ] = None
     asked: Annotated[Sequence[str], Setting("Other calls of the JetStream API, as patterns, that are asked for there.")] = ()
     connect_timeout_s: Annotated[
         float, Setting("Longest wait for one connection attempt.", "--nats-connect-timeout", least=0.1, most=300)
@@ -177,6 +181,7 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
         inbox_prefix=text("inbox_prefix"),
         js_prefix=text("jetstream_api_prefix"),
         steward=text("headrace_steward"),
+        worker=text("headrace_worker"),
         asked=tuple(asked),
     )
 

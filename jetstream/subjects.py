@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -94,14 +94,33 @@ class WorkerSubject(NamedTuple):
     worker: str
 
 
+@lru_cache(maxsize=4096)
+def said_by(subject: str) -> WorkerSubject:
+    """Return the worker that a subject to an ingress names as its sender (`Subjects.from_workers`)."""
+    _, _, _, pool, worker = subject.split(".")
+    return WorkerSubject(pool, worker)
+
+
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Names of one deployment. `prefix` separates deployments (and tests) that share a server."""
+    """Names of one deployment. `prefix` separates deployments (and tests) that share a server.
+
+    `speaker`: the worker that uses them, where its login may speak for this worker, or for the workers of its pool, only. What
+    it tells ingresses and other workers then has its pool and its id in the subject.
+    """
 
     prefix: str = "hr"
+    speaker: WorkerSubject | None = None
 
     def __post_init__(self) -> None:
         check_token(self.prefix, "prefix")
+        if self.speaker is not None:
+            check_token(self.speaker.pool, "pool")
+            check_token(self.speaker.worker, "worker")
+
+    def spoken_by(self, pool: str, worker: str) -> Subjects:
+        """Return the names as a worker with a login of its pool uses them."""
+        return replace(self, speaker=WorkerSubject(pool, worker))
 
     # Work:
 
@@ -190,7 +209,12 @@ class Subjects:
     # Core:
 
     def out(self, ingress: str) -> str:
-        return f"{self.prefix}.out.{check_token(ingress, 'ingress')}"
+        """Return the subject of the tokens for an ingress."""
+        return f"{self.prefix}.out.{check_token(ingress, 'ingress')}{self._by()}"
+
+    def from_workers(self, to_ingress: str) -> str:
+        """Return the pattern under which workers that their subjects name reach an ingress (`out` and `judge`)."""
+        return f"{to_ingress}.*.*"
 
     def events(self, pool: str) -> str:
         return f"{self.prefix}.ev.{check_token(pool, 'pool')}"
@@ -201,11 +225,21 @@ class Subjects:
 
     def judge(self, ingress: str) -> str:
         """Return the subject of what workers, routers and other ingresses ask an ingress."""
-        return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}"
+        return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}{self._by()}"
 
     def control(self, component: str) -> str:
-        """Return the subject of what a worker or router is told and asked."""
+        """Return the subject of what a worker or router is told and asked. Where workers log in they have another one."""
+        if self.speaker is not None:
+            return self.peer(self.speaker.pool, component)
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"
+
+    def own_control(self, component: str) -> str:
+        """Return the subject on which a worker or router hears ingresses, routers and operators."""
+        return f"{self.prefix}.ctl.{check_token(component, 'component')}"
+
+    def peer(self, pool: str, worker: str) -> str:
+        """Return the subject of what other workers of its pool ask a worker."""
+        return f"{self.prefix}.peer.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
 
     def operate_worker(self, pool: str, worker: str) -> str:
         """Return the subject of operators' commands to a worker."""
@@ -302,6 +336,9 @@ class Subjects:
 
     def ingress_key(self, ingress: str) -> str:
         return f"ingress.{check_token(ingress, 'ingress')}"
+
+    def _by(self) -> str:
+        return f".{self.speaker.pool}.{self.speaker.worker}" if self.speaker is not None else ""
 
     def _parse(self, subject: str, kind: str, n: int) -> list[str]:
         parts = subject.split(".")

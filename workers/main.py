@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from headrace.broker.membership.worker_ids import ANY_WORKER, worker_id
 from headrace.broker.messages import WorkerMember
 from headrace.broker.part_state import PartState
 from headrace.broker.places import place_name, ranks_of
@@ -59,8 +60,8 @@ from headrace.workers.registration import (
     build_member,
     read_card_files,
     refuse_mixed_engines,
+    refuse_used_login,
     register_card,
-    worker_id,
 )
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
@@ -196,7 +197,11 @@ async def _serve(
         await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine)
         card = await register_card(connection, subjects, wanted, files)
         keeper = CardKeeper(connection, subjects, wanted, files)
-        member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
+        member = build_member(settings, worker_id(settings.worker_name, options.worker), card, info, engine.capabilities)
+        if options.worker not in (None, ANY_WORKER):
+            await refuse_used_login(connection, subjects, pool=member.pool, worker=member.worker)
+        if options.worker:  # its login may publish to subjects that name its pool and itself
+            subjects = subjects.spoken_by(member.pool, member.worker)
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
@@ -206,6 +211,7 @@ async def _serve(
             settings=_session_settings(settings, info),
             frames=frames,
             secret=secrets.token_hex(16) if connection.options.steward else "",
+            revokes=options.worker in (None, ANY_WORKER),
         )
         probe = EngineProbe(engine, runtime, info, token=started.token)
         ports = EnginePorts(

@@ -22,7 +22,7 @@ from headrace.broker.models.card_store import pool_workers
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
 from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects, check_token, pool_id
+from headrace.jetstream.subjects import Subjects, pool_id
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
@@ -35,12 +35,6 @@ NO_PARSERS = ParserChoice()
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 CARD_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *TEMPLATE_FILES)
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
-
-
-def worker_id(name: str | None) -> str:
-    """Return an id that is unique per process start: the given name, or a random one, plus an epoch."""
-    base = check_token(name, "worker name") if name else f"w-{secrets.token_hex(3)}"
-    return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
 
 
 def read_card_files(tokenizer_dir: str, *, template: bytes | None = None) -> dict[str, bytes]:
@@ -132,6 +126,15 @@ async def refuse_mixed_engines(messaging: Messaging, subjects: Subjects, *, pool
                 f"pool {pool} is served by {member.engine} (worker {member.worker}), and this worker runs {engine}: a pool "
                 "is one engine; give this one another --served-name"
             )
+
+
+async def refuse_used_login(messaging: Messaging, subjects: Subjects, *, pool: str, worker: str) -> None:
+    """Raise RegistrationRefused if the worker of this process's login lives already: an id is of one start."""
+    if await messaging.bucket(subjects.bucket("members")).get(subjects.worker_key(pool, worker)) is not None:
+        raise RegistrationRefused(
+            f"a process has registered as worker {worker} with this login, which is for one start: make another one "
+            "(`headrace init --worker ID`)"
+        )
 
 
 async def _log_changed_parsers(messaging: Messaging, subjects: Subjects, card: ModelCard) -> None:

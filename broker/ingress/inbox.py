@@ -13,6 +13,7 @@ from headrace.broker.errors import WireError
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
+from headrace.broker.ingress.named_senders import forged_control, forged_frame
 from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
 from headrace.broker.ingress.story_book import StoryBook
@@ -20,6 +21,7 @@ from headrace.broker.messages import CancelJob, Carrying, Check, Claim, Done, Fr
 from headrace.broker.messages.stories import Stories, TellStories
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.ports import Message
+from headrace.jetstream.subjects import WorkerSubject, said_by
 
 log = structlog.get_logger()
 
@@ -49,13 +51,24 @@ class IngressInbox:
         )  # set by the carrier of stored jobs, if there is one
         self._loop = asyncio.get_running_loop()
 
-    def on_frame(self, message: Message) -> None:
+    def on_named_frame(self, message: Message) -> None:
+        """Do the same as `on_frame` for a frame whose subject names its sender. In the name of others it is dropped."""
+        self.on_frame(message, said_by(message.subject))
+
+    def on_named_control(self, message: Message) -> None:
+        """Do the same as `on_control` for a message whose subject names its sender. In the name of others it is dropped."""
+        self.on_control(message, said_by(message.subject))
+
+    def on_frame(self, message: Message, sender: WorkerSubject | None = None) -> None:
         """Give the rows of a token frame to the judge. A frame that cannot be decoded is logged and dropped."""
         try:
             frame = decode(Frame, message.data)
         except WireError as error:
             metrics.MALFORMED.labels("frame").inc()
             log.error("frame.malformed", error=str(error))
+            return
+        if sender is not None and (why := forged_frame(self._judge, sender, frame)):
+            self._refuse("frame", sender, why)
             return
         self._judge.on_frame(frame, self._loop.time())
         self._outbox.flush()
@@ -75,13 +88,20 @@ class IngressInbox:
             if event.kind == "started" and (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
                 job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
-    def on_control(self, message: Message) -> None:
+    def _refuse(self, kind: str, sender: WorkerSubject, why: str) -> None:
+        metrics.FORGED.labels(kind).inc()
+        log.warning("message.forged", kind=kind, worker=sender.worker, pool=sender.pool, reason=why)
+
+    def on_control(self, message: Message, sender: WorkerSubject | None = None) -> None:
         """Answer a claim, suspicion query, check, refusal or cancellation."""
         try:
             control = decode_ingress_control(message.data)
         except WireError as error:
             metrics.MALFORMED.labels("control").inc()
             log.error("control.malformed", error=str(error))
+            return
+        if sender is not None and (why := forged_control(self._judge, sender, control)):
+            self._refuse("control", sender, why)
             return
         if isinstance(control, Claim):
             self._claims.on_claim(control, message.reply)

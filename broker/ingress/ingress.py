@@ -129,8 +129,11 @@ class Ingress:
         """Serve until cancelled."""
         self._messaging.on_reconnect(self._timers.on_reconnect)
         async with self._tasks:
-            await self._messaging.subscribe(self._subjects.out(self.id), self._inbox.on_frame)
-            await self._messaging.subscribe(self._subjects.judge(self.id), self._inbox.on_control)
+            out, judge, named = self._subjects.out(self.id), self._subjects.judge(self.id), self._subjects.from_workers
+            await self._messaging.subscribe(out, self._inbox.on_frame)
+            await self._messaging.subscribe(named(out), self._inbox.on_named_frame)
+            await self._messaging.subscribe(judge, self._inbox.on_control)
+            await self._messaging.subscribe(named(judge), self._inbox.on_named_control)
             await self._messaging.subscribe(self._subjects.events_filter(), self._inbox.on_events)
             self._tasks.spawn(self._lease.run())
             self._tasks.spawn(self._members.run())

@@ -44,6 +44,10 @@ OPERATORS = (Drain, SetRole, LoadAdapter, UnloadAdapter)
 """Messages that only an operator may send: they come to a subject of their own, which workers may not publish to."""
 
 
+PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping)
+"""Messages that another worker may send, at the subject that other workers may publish to."""
+
+
 class JudgeInbox:
     """Applies the words of judges and clients to the runs of one worker."""
 
@@ -161,6 +165,20 @@ class WorkerInbox:
             metrics.MALFORMED.labels("control").inc()
             log.warning("command.refused", kind=type(control).__name__, reason="it did not come to the subject of commands")
             reply(self._messaging, message.reply, Done(ok=False, message="commands are taken at the subject of commands only"))
+            return
+        self._handle(control, message)
+
+    def on_peer(self, message: Message) -> None:
+        """Handle a message of another worker. What only judges and routers may say is counted and logged."""
+        try:
+            control = decode_worker_control(message.data)
+        except WireError as error:
+            metrics.MALFORMED.labels("control").inc()
+            log.error("control.malformed", error=str(error))
+            return
+        if not isinstance(control, PEERS):
+            metrics.FORGED.labels("control").inc()
+            log.warning("message.forged", kind=type(control).__name__, reason="a worker may not say that to another one")
             return
         self._handle(control, message)
 

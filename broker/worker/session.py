@@ -148,7 +148,8 @@ class WorkerSession:
         messaging, subjects = self._deps.messaging, self._deps.subjects
         await self._consumers.ensure()
         messaging.on_reconnect(self._consumers.ensure)
-        await messaging.subscribe(subjects.control(self.state.worker), self._inbox.on_control)
+        await messaging.subscribe(subjects.own_control(self.state.worker), self._inbox.on_control)
+        await messaging.subscribe(subjects.peer(self.state.pool, self.state.worker), self._inbox.on_peer)
         await messaging.subscribe(subjects.operate_worker(self.state.pool, self.state.worker), self._on_operator)
         await messaging.subscribe(subjects.find(self.state.pool), self._inbox.on_control)
         await messaging.subscribe(subjects.cancel(self.state.pool), self._judge_inbox.on_cancel)
@@ -164,8 +165,9 @@ class WorkerSession:
                 self._preemption.run(),
                 self._load.run(),
                 self.prefill_client.run(),
-                self._failure_detector.run(),
             ]
+            if self._deps.revokes:
+                parts.append(self._failure_detector.run())
             if self._kv is not None:
                 parts.append(self._kv.run(lambda: self._lease.held))
             if self.prefill_server is not None:

@@ -37,6 +37,13 @@ def add_init(commands: Any, about: str) -> None:
     )
     parser.add_argument("--tenant", action="append", default=[], metavar="NAME", help="a tenant that stores jobs; repeatable")
     parser.add_argument(
+        "--worker",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="an id for one start of a worker of the model, with a login of its own; repeatable",
+    )
+    parser.add_argument(
         "--jwt", action="store_true", help="accounts and users as JSON web tokens, for a nats-server in operator mode"
     )
     add_setting_flags(parser, "control")
@@ -57,10 +64,11 @@ def add_steward(commands: Any, about: str) -> None:
 
 
 def _run_init(parsed: argparse.Namespace) -> int:
-    from headrace.commands.init import run_init
+    from headrace.commands.init import Wanted, run_init
 
     settings, folder = read_settings(parsed, "control"), parsed.out.resolve()
-    return run_init(settings, folder, models=parsed.model, tenants=parsed.tenant, jwt=parsed.jwt)
+    wanted = Wanted(models=parsed.model, tenants=parsed.tenant, workers=parsed.worker)
+    return run_init(settings, folder, wanted, jwt=parsed.jwt)
 
 
 def _run_steward(parsed: argparse.Namespace) -> int:

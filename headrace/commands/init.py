@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.commands.run import exit_code
@@ -23,7 +24,16 @@ from headrace.up.server_logins import tls_files
 CONFIG = "accounts.conf"
 
 
-def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants: Sequence[str], jwt: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The models, tenants and workers that get logins, beside the roles. `workers`: ids of single workers of the one model."""
+
+    models: Sequence[str] = ()
+    tenants: Sequence[str] = ()
+    workers: Sequence[str] = ()
+
+
+def run_init(settings: Settings, folder: Path, whom: Wanted, *, jwt: bool) -> int:
     """Write seeds, contexts and the accounts into a folder, and print what to do with them. Raises CommandError.
 
     With `jwt` accounts and users are JSON web tokens, for a server in operator mode.
@@ -32,7 +42,7 @@ def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants
     url = ",".join(settings["nats.url"]) or DEFAULT_URL
     tls = tls_files(settings)
     try:
-        wanted = logins(models, tenants, namespace=settings["namespace"])
+        wanted = logins(whom, namespace=settings["namespace"])
         config = operator_config(topology, folder, wanted) if jwt else accounts_config(topology, make_keys(folder, wanted))
         for login in wanted:
             credentials = login.name + CREDENTIALS if jwt else None
@@ -51,10 +61,16 @@ def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants
     return EXIT_OK
 
 
-def logins(models: Sequence[str], tenants: Sequence[str], *, namespace: str) -> list[Login]:
-    """Return the logins of a deployment: of the workers of each model, or of all where none is named, and of each tenant."""
-    workers = [Login("worker", pool_id(model, namespace)) for model in models] or [Login("worker")]
-    batches = [Login("batch", tenant_token(tenant)) for tenant in tenants]
+def logins(whom: Wanted, *, namespace: str) -> list[Login]:
+    """Return the logins of a deployment: of the workers of each model, or of all where none is named, and of each tenant.
+
+    Single workers have a login beside that of their pool. Raises CommandError where their model is not said.
+    """
+    workers = [Login("worker", pool_id(model, namespace)) for model in whom.models] or [Login("worker")]
+    if whom.workers and len(workers) > 1:
+        raise CommandError(f"--worker {whom.workers[0]}: of which model? Give one --model with it")
+    workers += [Login("worker", workers[0].scope, worker) for worker in whom.workers]
+    batches = [Login("batch", tenant_token(tenant)) for tenant in whom.tenants]
     others = [Login("operator"), Login("ingress"), Login("router"), Login("planner"), Login("console")]
     return sorted({*others, *workers, *batches})
 

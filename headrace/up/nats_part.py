@@ -21,6 +21,7 @@ from headrace.up.provisioner import Provisioner
 from headrace.up.restart_policy import Backoff, Restart, RestartState
 from headrace.up.server_logins import ServerLogins
 from headrace.up.stuck_store import StuckStore, free_bytes
+from headrace.up.worker_logins import WorkerLogins
 
 _log = structlog.get_logger()
 
@@ -47,6 +48,8 @@ class NatsPart:
             folder = Path(settings["data_dir"]).resolve() / "nats"
             self._server = EmbeddedServer(folder, server_settings(settings))
         self.logins = ServerLogins(settings, folder, wanted=not self._is_external and settings["server.login"] == "roles")
+        self.worker_logins = WorkerLogins(self.logins, self._server, self._apply_logins)
+        self._own_extra = self._server.settings.extra if self._server is not None else ""
         self._provisioner = Provisioner()
         self._state = RestartState(essential=True, backoff=Backoff(most_s=_MOST_BACKOFF_S))
         self._mending = False
@@ -60,8 +63,7 @@ class NatsPart:
         if server is None:
             return
         if self.logins.wanted:
-            users = self.logins.server_config()
-            server.settings = dataclasses.replace(server.settings, extra=f"{server.settings.extra}\n{users}")
+            self._apply_logins()
         loop = asyncio.get_running_loop()
         try:
             await server.start_async()
@@ -71,6 +73,11 @@ class NatsPart:
         if self.logins.wanted:
             self.logins.write_contexts(server.url)
             await self._provisioner.start(self.as_operator(self._settings))
+
+    def _apply_logins(self) -> None:
+        if self._server is not None:
+            extra = f"{self._own_extra}\n{self.logins.server_config()}"
+            self._server.settings = dataclasses.replace(self._server.settings, extra=extra)
 
     async def keep(self, on_change: Callable[[], None]) -> None:
         """Restart the server whenever it has ended, and call `on_change`, until cancelled."""

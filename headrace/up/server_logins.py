@@ -1,12 +1,13 @@
 """Gives each part of `headrace up` a login of its own at the embedded NATS server, and the operator's to the commands.
 
 The seeds lie in `<data-dir>/nats/logins`, in a folder that only the user of the deployment can open.  A part gets the path of
-the context that names its seed, by an environment variable; nothing of it is in `ps`.
+the context that names its seed, by an environment variable; nothing of it is in `ps`.  A worker gets one for each start
+(`headrace.up.worker_logins`); the login of all workers of its pool is for those that are started by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from headrace.config.build_settings import subjects, worker_settings
@@ -14,10 +15,12 @@ from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.roles import Login
-from headrace.jetstream.subjects import pool_id, tenant_token
+from headrace.jetstream.subjects import Subjects, pool_id, tenant_token
 from headrace.up.pools import every_pool
 
 FOLDER = "logins"
+VARIABLE = "HEADRACE_NATS_CONTEXT"
+WORKER = "worker"
 OPERATOR = Login("operator")
 FOR_PEOPLE = (Login("console"), Login("planner"))  # of no part of `up`
 
@@ -30,6 +33,12 @@ class ServerLogins:
         self.wanted = wanted
         self._settings = settings
         self._folder = folder / FOLDER
+        self._starts: set[Login] = set()
+
+    @property
+    def subjects(self) -> Subjects:
+        """The names of the deployment."""
+        return subjects(self._settings)
 
     def server_config(self) -> str:
         """Make the seeds that are missing and return what the server's configuration needs to know. Raises StartFailed."""
@@ -38,8 +47,11 @@ class ServerLogins:
         from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys
         from headrace.jetstream.topology import Topology
 
+        if not self._starts:
+            self._remove_files(f"{WORKER}*.*")  # of a supervisor that was killed
         try:
-            return accounts_config(Topology(subjects(self._settings)), make_keys(self._folder, self._logins()))
+            keys = make_keys(self._folder, {*self._logins(), *self._starts})
+            return accounts_config(Topology(subjects(self._settings)), keys)
         except ConnectError as error:
             raise StartFailed(str(error)) from None
 
@@ -47,35 +59,63 @@ class ServerLogins:
         """Write the context of each login for a server that listens at `url`. Raises StartFailed."""
         if not self.wanted:
             return
+        for login in self._logins():
+            self.write_context(login, url)
+
+    def write_context(self, login: Login, url: str) -> None:
+        """Write the context of one login. Raises StartFailed."""
         from headrace.jetstream.logins.nkey_logins import write_context
 
         try:
-            for login in self._logins():
-                write_context(self._folder, login, url=url, prefix=self._settings["prefix"], tls=tls_files(self._settings))
+            write_context(self._folder, login, url=url, prefix=self._settings["prefix"], tls=tls_files(self._settings))
         except ConnectError as error:
             raise StartFailed(str(error)) from None
+
+    def add_start(self, name: str, env: Mapping[str, str]) -> Login | None:
+        """Return a login for one start of a worker whose variables name that of its pool, None where there is none."""
+        from headrace.broker.membership.worker_ids import worker_id
+
+        stem = Path(env.get(VARIABLE, "")).stem
+        pool = next((login for login in self._logins() if login.role == "worker" and login.name == stem), None)
+        if not self.wanted or pool is None:
+            return None
+        login = Login("worker", pool.scope, worker_id(name))
+        self._starts.add(login)
+        return login
+
+    def remove_start(self, login: Login) -> None:
+        """Take the login of a start back. The server is told by its next configuration."""
+        self._starts.discard(login)
+        self._remove_files(f"{login.name}.*")
+
+    def _remove_files(self, pattern: str) -> None:
+        for path in self._folder.glob(pattern):
+            if path.stem.count("."):  # of a single worker
+                path.unlink(missing_ok=True)
 
     @property
     def operator_context(self) -> str | None:
         """The context of the operator's login, None where the server asks for none."""
-        return self._context(OPERATOR) if self.wanted else None
+        return self.context(OPERATOR) if self.wanted else None
 
     def frontend(self) -> dict[str, str]:
         """Return the variables that give a frontend its login."""
-        return self._variables(Login("ingress"))
+        return self.variables(Login("ingress"))
 
     def router(self) -> dict[str, str]:
         """Return the variables that give a router its login. It serves all pools of the namespace."""
-        return self._variables(Login("router"))
+        return self.variables(Login("router"))
 
     def worker(self, pool: Settings) -> dict[str, str]:
-        """Return the variables that give a worker of a pool its login."""
-        return self._variables(worker_login(pool))
+        """Return the variables that give a worker of a pool the login of its pool."""
+        return self.variables(worker_login(pool))
 
-    def _variables(self, login: Login) -> dict[str, str]:
-        return {"HEADRACE_NATS_CONTEXT": self._context(login)} if self.wanted else {}
+    def variables(self, login: Login) -> dict[str, str]:
+        """Return the variables that give a part a login."""
+        return {VARIABLE: self.context(login)} if self.wanted else {}
 
-    def _context(self, login: Login) -> str:
+    def context(self, login: Login) -> str:
+        """Return the path of the context of a login."""
         from headrace.jetstream.logins.nkey_logins import CONTEXT
 
         return str(self._folder / (login.name + CONTEXT))

@@ -141,9 +141,13 @@ class Supervisor:
         return not part.stop_asked.is_set()
 
     async def _run_once(self, part: ManagedProcess) -> tuple[int, Sequence[str]]:
+        async with self._nats.worker_logins.of_start(part.name, part.env) as login:
+            return await self._run_child(part, {**part.env, **login})
+
+    async def _run_child(self, part: ManagedProcess, env: Mapping[str, str]) -> tuple[int, Sequence[str]]:
         child = await Child.start(
             headrace_command(*part.argv, python=part.python),
-            env=part.env,
+            env=env,
             on_line=lambda line: self._terminal.part_line(part.name, line),
         )
         part.child = child

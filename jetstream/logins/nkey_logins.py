@@ -90,6 +90,7 @@ def write_context(
         "jetstream_api_prefix": PARTS_API,
         **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
         **({"headrace_asked": asked} if asked else {}),
+        **({"headrace_worker": login.worker} if login.role == "worker" else {}),
         **(tls or {}),
     }
     fresh = path.with_suffix(".new")

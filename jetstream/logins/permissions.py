@@ -21,6 +21,7 @@ from headrace.jetstream.logins.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
 from headrace.jetstream.topology import Topology
 
+RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
 
 
@@ -42,6 +43,7 @@ class RuleBook:
         self.s = topology.subjects
         self.p = topology.subjects.prefix
         self.pool = login.pool
+        self.worker = login.worker
         self._steward = login.steward(self.p)
         self._publish: set[str] = set()
         self._consumers: set[str] = set()
@@ -177,7 +179,10 @@ class RuleBook:
         self.tell(f"work.{self.pool}.*", f"ev.{self.pool}", f"dlq.{self.pool}")
         self.of_own_pool("WORK", f"work.{self.pool}.*")
         self.of_own_pool("PREFILL", f"prefill.{self.pool}", f"prefill.{self.pool}.*")
-        self.record("members", f"worker.{self.pool}.*")  # obituaries of workers that are known to be dead
+        if self.worker == "*":
+            self.record("members", f"worker.{self.pool}.*")  # obituaries of workers that are known to be dead
+        else:
+            self.record("members", f"worker.{self.pool}.{self.worker}")  # its own lease: others are seen to run out
         self.look_up("members", "state")
         self.watch("members")
 
@@ -200,7 +205,7 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
     book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
     book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
-    book.hear("out.*", "judge.*", "ev.*", "quota.open", "cancel.jobs", "audit")
+    book.hear("out.*", "out.*.*.*", "judge.*", "judge.*.*.*", "ev.*", "quota.open", "cancel.jobs", "audit")
     book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
     book.record("members", "ingress.*", "worker.*.*")
     book.record("state", "*", "*.*", "*.*.*")
@@ -241,17 +246,23 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.connect()
     book.requests()  # a pool without a router places requests itself
     book.move_work()
-    book.tell("out.*", "ctl.*", "judge.*", f"load.{book.pool}.*", f"kv.{book.pool}.*")
+    me = f"{book.pool}.{book.worker}"
+    book.tell(f"out.*.{me}", f"judge.*.{me}", f"peer.{book.pool}.*", f"load.{me}", f"kv.{me}")
+    if login.member:
+        book.tell(*(f"kv.{me}~{rank}" for rank in range(RANKS)))  # the wildcard of `kv.<pool>.*` covers them else
     book.tell(f"prefill.{book.pool}", f"prefill.{book.pool}.*")
-    book.hear("ctl.*", f"find.{book.pool}", f"cancel.{book.pool}", f"load.{book.pool}.*", f"adm.worker.{book.pool}.*")
+    book.hear(f"ctl.{book.worker}", f"peer.{me}", f"adm.worker.{me}")
+    book.hear(f"find.{book.pool}", f"cancel.{book.pool}", f"load.{book.pool}.*")
     book.answer(inboxes("ingress"), inboxes("operator"), inboxes("planner"))
     book.answer(inboxes("router", login.scope or "*"), inboxes("router", "_"), inboxes("worker", login.scope or "*"))
-    book.consume("WORK", "*", f"{book.p}.work.{book.pool}.*")
-    book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}")
-    book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}.*")
+    book.consume("WORK", "*", f"{book.p}.work.{me}")
+    shared = book.s.prefill_consumer(book.pool) if login.scope and login.member else "*"
+    book.consume("PREFILL", shared, f"{book.p}.prefill.{book.pool}")
+    own = book.s.prefill_consumer(book.pool, login.member) if login.member else "*"
+    book.consume("PREFILL", own, f"{book.p}.prefill.{me}")
     book.scan("LOAD")
     book.record("members", f"janitor.{book.pool}")
-    book.record("state", "drained.*", f"janitor.{book.pool}")
+    book.record("state", f"drained.{book.worker}", f"janitor.{book.pool}")
     book.record("models", book.pool)
     book.look_up("models")
     book.keep("models")

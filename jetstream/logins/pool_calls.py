@@ -7,7 +7,7 @@ A steward looks at what a call touches, a message or a consumer, before it makes
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,8 +25,16 @@ _CALL = re.compile(r"[A-Za-z0-9_~.-]+\Z")  # no wildcard, and nothing that could
 _QUERY = frozenset({"seq", "next_by_subj"})
 
 
+InUse = Callable[[str], Awaitable[bool]]  # of a subject: it is another worker's, and that worker lives
+
+
+async def unused(_subject: str) -> bool:
+    """Return False: a login of all workers of a pool is each of them."""
+    return False
+
+
 class NotTheirs(Exception):
-    """The call touches what is another pool's, or is none that is made for others."""
+    """The call touches what is another pool's, or a living worker's, or is none that is made for others."""
 
 
 class _Read(msgspec.Struct):
@@ -43,9 +51,10 @@ class PoolCalls:
     def __init__(self, api: JsApi) -> None:
         self._api = api
 
-    async def make(self, allowed: Permissions, call: str, body: Any) -> dict[str, Any]:
+    async def make(self, allowed: Permissions, call: str, body: Any, *, in_use: InUse = unused) -> dict[str, Any]:
         """Make a call for a login with these permissions, and return the server's answer.
 
+        What is `in_use` is not touched: a worker with a login of its own takes over the work of dead workers only.
         Raises NotTheirs, and ApiError or another JetStreamError as the call itself does.
         """
         if not _CALL.match(call) or not any(SubjectPattern(one).covers(call.encode()) for one in allowed.asked):
@@ -54,27 +63,29 @@ class PoolCalls:
         name = ".".join(call.split(".")[: 3 if call.startswith("STREAM.") else 2])
         stream = call.removeprefix(f"{name}.").split(".")[0]
         if name == READ:
-            return await self._read(reach, call, _query(body))
+            return await self._read(reach, call, _query(body), in_use)
         if name == DELETE:
-            await self._read(reach, f"{READ}.{stream}", {"seq": _query(body, more=frozenset({"no_erase"}))["seq"]})
+            await self._read(reach, f"{READ}.{stream}", {"seq": _query(body, more=frozenset({"no_erase"}))["seq"]}, in_use)
             return await self._api.call(call, body)
         if name == LIST:
-            return await self._list(reach, call, body)
+            return await self._list(reach, call, body, in_use)
         if name == DROP:
             info = await self._api.call(call.replace(DROP, "CONSUMER.INFO", 1))
-            if not _within(reach, info):
-                raise NotTheirs("the consumer is not one of its pool")
+            if not await _within(reach, info, in_use):
+                raise NotTheirs("the consumer is not one of its pool, or its worker lives")
             return await self._api.call(call)
         raise NotTheirs(f"{name} is not made for others")
 
-    async def _read(self, reach: list[SubjectPattern], call: str, query: Mapping[str, Any]) -> dict[str, Any]:
+    async def _read(self, reach: list[SubjectPattern], call: str, query: Mapping[str, Any], in_use: InUse) -> dict[str, Any]:
         answer = await self._api.call(call, query)
         subject = msgspec.convert(answer, _Answer).message.subject
         if not any(one.covers(subject.encode()) for one in reach):
             raise NotTheirs("the message is not one of its pool")
+        if await in_use(subject):
+            raise NotTheirs("the message is another worker's, which lives")
         return answer
 
-    async def _list(self, reach: list[SubjectPattern], call: str, body: Any) -> dict[str, Any]:
+    async def _list(self, reach: list[SubjectPattern], call: str, body: Any, in_use: InUse) -> dict[str, Any]:
         offset = body.get("offset", 0) if isinstance(body, dict) else 0
         if not isinstance(offset, int) or offset < 0:
             raise NotTheirs(f"the offset is {offset!r}")
@@ -84,7 +95,7 @@ class PoolCalls:
             page = await self._api.call(call, {"offset": seen})
             consumers = page.get("consumers") or []
             seen += len(consumers)
-            found += [consumer for consumer in consumers if _within(reach, consumer)]
+            found += [consumer for consumer in consumers if await _within(reach, consumer, in_use)]
             if not consumers or seen >= page.get("total", 0):
                 break
         return {**page, "total": len(found), "offset": offset, "consumers": found[offset : offset + PAGE]}
@@ -97,8 +108,10 @@ def _query(body: Any, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
     return body
 
 
-def _within(reach: list[SubjectPattern], info: Mapping[str, Any]) -> bool:
-    """Return True for a consumer that reads nothing but what the login reaches."""
+async def _within(reach: list[SubjectPattern], info: Mapping[str, Any], in_use: InUse) -> bool:
+    """Return True for a consumer that reads nothing but what the login reaches, and nothing that is in use."""
     config = info.get("config") or {}
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    return all(any(one.covers(subject.encode()) for one in reach) for subject in filters)
+    if not all(any(one.covers(subject.encode()) for one in reach) for subject in filters):
+        return False
+    return not any([await in_use(subject) for subject in filters])

@@ -20,16 +20,24 @@ INBOX = "_INBOX"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Login:
-    """A user at the NATS server. `scope` is the pool of a router or worker, empty for all pools, or the tenant of `batch`."""
+    """A user at the NATS server. `scope` is the pool of a router or worker, empty for all pools, or the tenant of `batch`.
+
+    `member`: the id of the one worker that may use it, empty for all workers of the pool.
+    """
 
     role: RoleName
     scope: str = ""
+    member: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise SubjectError(f"role {self.role!r} is not one of {', '.join(ROLES)}")
         if self.scope:
             check_token(self.scope, "pool or tenant")
+        if self.member:
+            check_token(self.member, "worker")
+            if self.role != "worker":
+                raise SubjectError(f"a login of the role {self.role!r} is of no single process, got {self.member!r}")
         if self.role == "batch" and not self.scope:
             raise SubjectError("the role 'batch' needs a tenant")
         if self.scope and self.role != "batch" and self.role not in BY_POOL:
@@ -38,21 +46,27 @@ class Login:
     @property
     def name(self) -> str:
         """The name of its files and of its user."""
-        return f"{self.role}-{self.scope}" if self.scope else self.role
+        name = f"{self.role}-{self.scope}" if self.scope else self.role
+        return f"{name}.{self.member}" if self.member else name
 
     @property
     def inbox(self) -> str:
         """The prefix of the subjects at which its replies arrive."""
-        return f"{INBOX}.{self.role}.{self.scope}" if self.scope else f"{INBOX}.{self.role}._"
+        return f"{INBOX}.{self.role}.{self.scope or '_'}{f'.{self.member}' if self.member else ''}"
 
     def steward(self, prefix: str) -> str:
         """Return the subject at which it asks for consumers."""
-        return f"{prefix}.steward.{self.role}.{self.scope or '_'}"
+        return f"{prefix}.steward.{self.role}.{self.scope or '_'}{f'.{self.member}' if self.member else ''}"
 
     @property
     def pool(self) -> str:
         """The pool as it stands in subjects: its token, or the wildcard."""
         return self.scope if self.scope and self.role in BY_POOL else "*"
+
+    @property
+    def worker(self) -> str:
+        """The worker as it stands in subjects: its id, or the wildcard."""
+        return self.member or "*"
 
 
 def inboxes(role: RoleName, scope: str = "*") -> str:

@@ -68,9 +68,10 @@ class _Wish(msgspec.Struct, frozen=True):
 def login_of(subject: str, topology: Topology) -> Login:
     """Return the login that asks at this subject. Raises SubjectError."""
     parts = subject.removeprefix(f"{topology.subjects.prefix}.steward.").split(".")
-    if len(parts) != 2 or parts[0] not in get_args(RoleName):
+    if len(parts) not in (2, 3) or parts[0] not in get_args(RoleName):
         raise SubjectError(f"{subject!r} is no subject of a steward")
-    return Login(parts[0], "" if parts[1] == "_" else parts[1])  # type: ignore[arg-type]  # it is one of them
+    role, scope, member = (*parts, "")[:3]
+    return Login(role, "" if scope == "_" else scope, member)  # type: ignore[arg-type]  # it is one of them
 
 
 def refusal(topology: Topology, login: Login, call: str, body: Mapping[str, Any]) -> str:
@@ -106,7 +107,8 @@ class Steward:
 
     async def start(self) -> None:
         """Answer from now on, while the connection is open."""
-        await self._connection.subscribe(f"{self._topology.subjects.prefix}.steward.*.*", self._on_wish, queue="steward")
+        for asked in ("steward.*.*", "steward.*.*.*"):
+            await self._connection.subscribe(f"{self._topology.subjects.prefix}.{asked}", self._on_wish, queue="steward")
 
     def _on_wish(self, message: Message) -> None:
         if not message.reply or not self._tasks.is_open:
@@ -128,7 +130,8 @@ class Steward:
             if wish.call.startswith(CONSUMER_CREATE):
                 made = await self._connection.api.call(wish.call, wish.body)
             else:
-                made = await self._calls.make(permissions(self._topology, login), wish.call, wish.body)
+                allowed = permissions(self._topology, login)
+                made = await self._calls.make(allowed, wish.call, wish.body, in_use=lambda s: self._in_use(login, s))
         except NotTheirs as error:
             self._refuse(login, wish, reply, str(error))
         except ApiError as error:
@@ -140,6 +143,18 @@ class Steward:
             if len(answer) > self._connection.max_payload:  # the server's base64 of a message that is almost as large
                 answer = zlib.compress(answer, 1)
             self._connection.send(reply, answer)
+
+    async def _in_use(self, login: Login, subject: str) -> bool:
+        """Return True if a subject is of another worker than the login's, and that worker has a lease.
+
+        A login of all workers of a pool is each of them.
+        """
+        parts = subject.split(".")
+        if not login.member or len(parts) != 4 or parts[3] == login.member:
+            return False
+        subjects = self._topology.subjects
+        leases = self._connection.bucket(subjects.bucket("members"))
+        return await leases.get(subjects.worker_key(parts[2], parts[3])) is not None
 
     def _refuse(self, login: Login, wish: _Wish, reply: str, why: str) -> None:
         log.warning("consumer.refused", login=login.name, call=wish.call[:256], reason=why)

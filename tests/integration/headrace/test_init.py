@@ -53,13 +53,15 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("form", [(), ("--jwt",)], ids=["accounts", "tokens"])
 def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path, form: tuple[str, ...]) -> None:
     logins = tmp_path / "logins"
-    told = init(logins, "--model", "sim", "--tenant", "acme", *form)
+    of_worker = ("--worker", "gpu7")
+    told = init(logins, "--model", "sim", "--tenant", "acme", *form, *(() if form else of_worker))
     assert "headrace steward --nats-context" in told
     config = (logins / "accounts.conf").read_text()
     with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=config)) as server:
-        init(logins, "--model", "sim", "--tenant", "acme", "--nats", server.url, *form)  # the same seeds, and the address
+        # The same seeds, and the address. The server that reads tokens need not be told of one more worker.
+        init(logins, "--model", "sim", "--tenant", "acme", "--nats", server.url, *of_worker, *form)
         assert form or (logins / "accounts.conf").read_text() == config  # tokens have the time of their making
-        worker = f"worker-{pool_id('sim')}.json"
+        worker = f"worker-{pool_id('sim')}.gpu7.json"
         parts = [
             ("worker", "--engine", "sim", "--nats-context", str(logins / worker)),
             ("router", "--nats-context", str(logins / "router.json")),
@@ -86,8 +88,20 @@ def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path, for
                     logs = "".join(path.read_text()[-1500:] for path in tmp_path.glob("*.log"))
                     assert time.monotonic() < deadline, logs
                     time.sleep(0.2)
+            again = subprocess.run(
+                [*COMMAND, *parts[0]], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert again.returncode
+            assert "registered as worker gpu7" in again.stderr + again.stdout
         refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
         assert not refused  # not even of parts that came before the steward: they wait for it
+
+
+def test_a_worker_of_several_models_is_refused(tmp_path: Path) -> None:
+    command = [*COMMAND, "init", "--out", str(tmp_path), "--model", "a", "--model", "b", "--worker", "gpu7"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode
+    assert "--worker gpu7: of which model?" in done.stderr
 
 
 def test_files_of_logins_are_private_and_a_further_tenant_is_added(tmp_path: Path) -> None:

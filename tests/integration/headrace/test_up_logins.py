@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,39 @@ def test_the_deployment_goes_on_after_a_restart_of_its_server(openai: OpenAI, up
     up.until("an answer", up.answers, 60)
     assert chat(openai, "After the restart.")
     assert not violations(up)  # its memory streams are gone: parts wait for the operator, who makes them
+
+
+def own_logins(up: RunningUp) -> dict[str, str]:
+    """The context of each worker process, by its name in `up`."""
+    found = {}
+    for worker in up.state()["workers"]:
+        variables = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
+        context = next(v for v in variables if v.startswith(b"HEADRACE_NATS_CONTEXT="))
+        found[worker["name"]] = context.decode().partition("=")[2]
+    return found
+
+
+async def test_each_start_of_a_worker_has_a_login_of_its_own_that_ends_with_it(up: RunningUp) -> None:
+    up.until("both workers", lambda: len(headrace(up, "worker", "status").splitlines()) == 3)
+    before = own_logins(up)
+    for name, context in before.items():
+        worker = json.loads(Path(context).read_text())["headrace_worker"]
+        assert worker.startswith(f"{name}-")
+        assert worker in headrace(up, "worker", "status")
+    options = ConnectOptions.from_context(before["worker-1"])
+    async with await Connection.connect(options, subjects=Subjects()):
+        pass
+    kept = Path(options.nkey_seed or "").read_text()
+    victim = next(worker["pid"] for worker in up.state()["workers"] if worker["name"] == "worker-1")
+    os.kill(victim, signal.SIGKILL)
+    up.until("another process", lambda: all(w["pid"] not in (None, victim) for w in up.state()["workers"]))
+    up.until("both workers", lambda: len(headrace(up, "worker", "status").splitlines()) == 3)
+    assert own_logins(up)["worker-1"] != before["worker-1"]
+    assert not Path(before["worker-1"]).exists()
+    copied = folder_of(up) / "copied.nk"
+    copied.write_text(kept)
+    with pytest.raises(AccessDenied):
+        await Connection.connect(replace(options, nkey_seed=str(copied)), subjects=Subjects())
 
 
 def test_a_worker_drains_as_it_is_told(up: RunningUp) -> None:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import ApiError
-from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import AccessDenied, TopologyError
-from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys, write_context
 from headrace.jetstream.logins.permissions import PARTS_API
 from headrace.jetstream.logins.roles import Login
-from headrace.jetstream.logins.steward import Steward
 from headrace.jetstream.ports import Change, Delivery, Message
-from headrace.jetstream.provision import ensure_topology
-from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer
+from tests.support.guarded_server import Guarded, guarded_server
 
 S = Subjects("hr")
 TOPOLOGY = Topology(S)
@@ -35,30 +31,10 @@ LOGINS = [Login("operator"), Login("ingress"), Login("router"), Login("console")
 LOGINS += [Login("worker", OWN), Login("worker", OTHER)]
 
 
-class Guarded(NamedTuple):
-    """A deployment's server with logins, its operator, and a way to log in."""
-
-    folder: Path
-    operator: Connection
-    server: EmbeddedServer
-
-    async def as_(self, login: Login) -> Connection:
-        options = ConnectOptions.from_context(str(self.folder / f"{login.name}.json"), name=login.name)
-        return await Connection.connect(options, subjects=S)
-
-
 @pytest_asyncio.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
-    folder = tmp_path / "logins"
-    config = accounts_config(TOPOLOGY, make_keys(folder, LOGINS))
-    with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=config)) as server:
-        for login in LOGINS:
-            write_context(folder, login, url=server.url, prefix="hr")
-        options = ConnectOptions.from_context(str(folder / "operator.json"))
-        async with await Connection.connect(options, subjects=S) as operator, TaskScope() as tasks:
-            await ensure_topology(operator, TOPOLOGY)
-            await Steward(operator, TOPOLOGY, tasks).start()
-            yield Guarded(folder, operator, server)
+    async with guarded_server(tmp_path, LOGINS) as server:
+        yield server
 
 
 async def messages(operator: Connection, stream: str) -> int:
@@ -119,7 +95,7 @@ async def test_a_message_of_a_stream_is_not_taken_for_one_of_a_process(guarded: 
     """Bytes of a worker's choice arrive where it may not publish, and are dropped there."""
     heard: list[Message] = []
     async with await guarded.as_(Login("ingress")) as ingress, await guarded.as_(Login("worker", OWN)) as worker:
-        await ingress.subscribe(S.out("i1"), heard.append)
+        await ingress.subscribe(S.from_workers(S.out("i1")), heard.append)
         await ingress.subscribe(S.quota_open(), heard.append)
         await ingress.barrier()
         await worker.ensure_consumer(work_consumer(S, OWN, "w1"))
@@ -127,7 +103,7 @@ async def test_a_message_of_a_stream_is_not_taken_for_one_of_a_process(guarded: 
         await worker.publish(S.work(OWN, "w1"), EVIL)
         for asked, query in ASKED[:1] + ASKED[2:3]:
             worker.core.send_now(wire.pub(asked, msgspec.json.encode(query), S.quota_open()))
-        worker.send(S.out("i1"), b"a frame")
+        worker.send(S.spoken_by(OWN, "w1").out("i1"), b"a frame")
         await worker.barrier()
         await asyncio.sleep(0.3)
     assert [message.data for message in heard] == [b"a frame"]
@@ -137,10 +113,10 @@ async def test_a_part_answers_at_inboxes_only(guarded: Guarded) -> None:
     """A question cannot make an ingress write for the asker: its answer goes to an inbox or nowhere."""
     replies: list[str] = []
     async with await guarded.as_(Login("ingress")) as ingress, await guarded.as_(Login("worker", OWN)) as worker:
-        await ingress.subscribe(S.judge("i1"), lambda message: replies.append(message.reply))
+        await ingress.subscribe(S.from_workers(S.judge("i1")), lambda message: replies.append(message.reply))
         await ingress.barrier()
         for reply in (f"$KV.hr_members.worker.{OTHER}.w9", "hr.cancel.jobs", "_INBOX.worker.pool-a.x"):
-            worker.core.send_now(wire.pub(S.judge("i1"), b"", reply))
+            worker.core.send_now(wire.pub(S.spoken_by(OWN, "w1").judge("i1"), b"", reply))
         await worker.barrier()
         await asyncio.sleep(0.2)
     assert replies == ["", "", "_INBOX.worker.pool-a.x"]

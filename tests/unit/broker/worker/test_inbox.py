@@ -174,3 +174,20 @@ def test_commands_that_change_the_worker_are_in_the_audit_log(message: Any, said
         assert said.items() <= line.items()
         assert {"worker", "pool", "model"} <= line.keys()
         assert "secret" not in str(line)
+
+
+@pytest.mark.parametrize("message", [Abort(runs=[RunRef("q", 1, 1)]), Answers(answers=[]), Drain(grace_s=1.0), KvDump()])
+def test_another_worker_cannot_speak_as_a_judge_or_a_router(message: Any) -> None:
+    world = World()
+    with capture_logs() as logs:
+        inbox(world, state()).on_peer(Message("hr.peer.p.w", encode(message), "back"))
+    assert world.sent == []
+    assert world.drains == []
+    assert [line["event"] for line in logs] == ["message.forged"]
+
+
+def test_another_worker_is_answered_about_hand_overs() -> None:
+    world = World()
+    inbox(world, state()).on_peer(Message("hr.peer.p.w", encode(PrefillCheck(job="j")), "back"))
+    ((subject, data),) = world.sent
+    assert (subject, decode(PrefillState, data)) == ("back", PrefillState(state="unknown"))

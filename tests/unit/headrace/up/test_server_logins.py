@@ -67,3 +67,41 @@ def test_a_seed_that_cannot_be_read_ends_the_start_with_its_path(tmp_path: Path)
     (tmp_path / "logins" / "operator.nk").write_text("nonsense")
     with pytest.raises(StartFailed, match=r"operator\.nk cannot be used"):
         ServerLogins(settings(), tmp_path, wanted=True).server_config()
+
+
+def test_each_start_of_a_worker_gets_another_login_until_it_is_taken_back(tmp_path: Path) -> None:
+    chosen = settings()
+    logins = ServerLogins(chosen, tmp_path, wanted=True)
+    logins.server_config()
+    (part,) = make_parts(chosen, {}, port=1, logins=logins).workers
+    first, second = (logins.add_start(part.name, part.env) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.scope == second.scope == pool_id("sim")
+    assert first.member != second.member
+    assert first.member.startswith("worker-1-")
+    config = logins.server_config()
+    assert f"# {first.name}" in config
+    logins.write_context(first, "nats://127.0.0.1:4222")
+    assert logins.variables(first) == {VARIABLE: str(tmp_path / "logins" / f"{first.name}.json")}
+    assert json.loads(Path(logins.context(first)).read_text())["headrace_worker"] == first.member
+    logins.remove_start(first)
+    config = logins.server_config()
+    assert f"# {first.name}" not in config
+    assert f"# {second.name}" in config
+    assert not list(tmp_path.glob(f"logins/{first.name}*"))
+    assert list(tmp_path.glob(f"logins/worker-{pool_id('sim')}.*"))
+
+
+def test_parts_that_are_no_workers_and_deployments_without_logins_get_none_for_a_start(tmp_path: Path) -> None:
+    logins = ServerLogins(settings(), tmp_path, wanted=True)
+    assert logins.add_start("router-1", logins.router()) is None
+    assert ServerLogins(settings(), tmp_path, wanted=False).add_start("worker-1", {}) is None
+
+
+def test_logins_of_workers_that_a_killed_supervisor_left_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "logins").mkdir()
+    left = tmp_path / "logins" / f"worker-{pool_id('sim')}.worker-1-6abc.nk"
+    left.write_text("SU")
+    ServerLogins(settings(), tmp_path, wanted=True).server_config()
+    assert not left.exists()

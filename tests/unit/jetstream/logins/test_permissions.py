@@ -96,10 +96,11 @@ def test_a_login_asks_the_steward_under_its_own_name_only(login: Login) -> None:
 
 @by_login
 def test_only_an_ingress_hears_answers_and_only_a_worker_gives_them(login: Login) -> None:
-    out = TOPOLOGY.subjects.out("i1")
-    assert allowed(heard(login), out) == (login.role == "ingress")
-    assert allowed(heard(login), TOPOLOGY.subjects.judge("i1")) == (login.role == "ingress")
-    assert allowed(published(login), out) == (login.role == "worker")
+    for subjects in (TOPOLOGY.subjects, TOPOLOGY.subjects.spoken_by(OWN, "w1")):
+        assert allowed(heard(login), subjects.out("i1")) == (login.role == "ingress")
+        assert allowed(heard(login), subjects.judge("i1")) == (login.role == "ingress")
+    assert allowed(published(login), TOPOLOGY.subjects.spoken_by(OWN, "w1").out("i1")) == (login.role == "worker")
+    assert not allowed(published(login), TOPOLOGY.subjects.out("i1"))
 
 
 @by_login

@@ -103,9 +103,9 @@ def test_a_call_is_refused_that_is_none_or_would_be_several(call: str) -> None:
 
 
 def test_the_subject_says_who_asks() -> None:
-    for login in (WORKER, Login("router"), Login("batch", "acme")):
+    for login in (WORKER, Login("router"), Login("batch", "acme"), Login("worker", "p", "w1"), Login("worker", "", "w1")):
         assert login_of(login.steward("hr"), TOPOLOGY) == login
-    for subject in ("hr.steward.emperor._", "hr.steward.worker", "hr.steward.worker.p.q"):
+    for subject in ("hr.steward.emperor._", "hr.steward.worker", "hr.steward.router.p.q", "hr.steward.worker.p.q.r"):
         with pytest.raises(SubjectError):
             login_of(subject, TOPOLOGY)
 
