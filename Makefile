@@ -57,7 +57,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast test-engines test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
+.PHONY: help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ else
 endif
 
 # In an environment of their own: they and Headrace would settle each other's versions.
+call-counts: $(VENV)/.test ## write down what a request costs now, in calls of each process (tests/simulation/cost)
+	$(BIN)/python -m tests.simulation.cost
+
 test-clients: $(VENV)/.base $(CLIENTS)/.installed ## clients of other projects against the simulator (a minute, after 500 MB of them)
 	@cp tests/clients/vercel/ask.mjs $(CLIENTS)/vercel
 	@VERCEL=$(CLIENTS)/vercel $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini --rootdir tests/clients \
