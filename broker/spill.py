@@ -11,6 +11,7 @@ import structlog
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Envelope
 from headrace.broker.messages.prefill import PrefillJob
+from headrace.broker.sealing import unseal
 from headrace.jetstream.errors import JetStreamError, ObjectError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -48,6 +49,7 @@ async def fetch_payload(
             log.warning("spill.retry", request_id=envelope.id, error=str(error))
             await asyncio.sleep(RETRY_S)
             continue
+        data = await unseal(spill, data)
         if len(data) != spill.size or await sha256_hex(data) != spill.digest:
             raise BrokerError(f"the payload of request {envelope.id} is damaged: {len(data)} bytes, expected {spill.size}")
         return data

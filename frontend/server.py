@@ -135,6 +135,7 @@ class _Work:
                     no_worker_wait_s=settings.no_worker_wait_s,
                     slow_client_s=settings.slow_client_s,
                     gather_s=settings.sse_gather_s,
+                    seals=bool(self._options.steward),
                 ),
                 namespace=settings.namespace,
                 health=standing,

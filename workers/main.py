@@ -241,7 +241,7 @@ async def _serve(
             table,
             handovers.coordinator,
             parsers=started.family.build(engine, info, table, parsers),
-            results=ResultObjects(connection, subjects),
+            results=ResultObjects(connection, subjects, sealed=bool(options.steward)),
         )
         canary = Canary(
             probe,

@@ -100,7 +100,8 @@ class Ingress:
         outbox = JudgeOutbox(messaging, subjects, poisoned)
         self._judge = Judge(outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=timing.lease_ttl_s)
-        self._spills = SpillStore(messaging, subjects, self._members, self._tasks, ingress=self.id, wall=wall)
+        sealed = self.settings.seals
+        self._spills = SpillStore(messaging, subjects, self._members, self._tasks, ingress=self.id, sealed=sealed, wall=wall)
         self._open.on_removed(self._spills.forget)
         self._canceller = Canceller(messaging, subjects, self._judge, self._open, self._members, own=self.id)
         self._submitter = Submitter(messaging, subjects, self.settings, health)

@@ -19,6 +19,7 @@ from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarg
 from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Spill
+from headrace.broker.sealing import seal
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import DiskFull, JetStreamError, QueueFull, SubjectError
 from headrace.jetstream.ports import Messaging
@@ -45,9 +46,11 @@ class SpillStore:
         tasks: TaskScope,
         *,
         ingress: str,
+        sealed: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Deletions that are not awaited run in `tasks`. `wall` gives Unix time."""
+        """Deletions that are not awaited run in `tasks`. `sealed`: payloads are encrypted. `wall` gives Unix time."""
+        self._sealed = sealed
         self._messaging = messaging
         self._stream = f"OBJ_{subjects.bucket('spill')}"
         self._store = messaging.objects(subjects.bucket("spill"))
@@ -69,7 +72,8 @@ class SpillStore:
         try:
             await self._check_room(len(payload))
             self._held.add(request_id)
-            await self._store.put(name, payload, ttl_s=max(TTL_S, ttl_s))
+            key, stored = await seal(payload) if self._sealed else (b"", payload)
+            await self._store.put(name, stored, ttl_s=max(TTL_S, ttl_s))
         except (QueueFull, DiskFull) as error:  # others were faster
             self.forget(request_id)
             raise _full() from error
@@ -77,7 +81,7 @@ class SpillStore:
             self.forget(request_id)
             raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
         metrics.SPILLED_BYTES.inc(len(payload))
-        return Spill(object=name, size=len(payload), digest=await sha256_hex(payload))
+        return Spill(object=name, size=len(payload), digest=await sha256_hex(payload), key=key)
 
     async def _check_room(self, size: int) -> None:
         state = await self._messaging.stream_state(self._stream)

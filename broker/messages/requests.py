@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -29,12 +29,16 @@ HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = no router has 
 HEADER_RANK = "Hr-Rank"  # decimal: the data-parallel rank of the worker; absent = the worker chooses
 
 
+SealKey = Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
 class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of a payload that was too large for a message, in the object store `<prefix>_spill`."""
 
     object: Name
     size: Count
-    digest: str  # SHA-256, hex
+    digest: str  # SHA-256, hex, of the payload itself
+    key: SealKey = b""  # under which the object is encrypted; empty = it is not
 
 
 class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.broker.codec import decode, unpack_f32, unpack_u32
-from headrace.broker.errors import AdmissionError, JobError, PoisonJob, UnknownModel, WireError
+from headrace.broker.errors import AdmissionError, BrokerError, JobError, PoisonJob, UnknownModel, WireError
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import NOTHING, Job, new_id
 from headrace.broker.messages import Envelope, Generation, Pooling
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.output_parts import plain
+from headrace.broker.sealing import unseal
 from headrace.broker.settings import IngressSettings
 from headrace.commands.dlq import find_letter, letters
 from headrace.commands.operating.audit import announce
@@ -123,9 +124,12 @@ async def _work(messaging: Messaging, names: Subjects, envelope: Envelope) -> Ge
     payload = envelope.payload
     if envelope.spill is not None:
         try:
-            payload = await messaging.objects(names.bucket("spill")).get(envelope.spill.object)
+            stored = await messaging.objects(names.bucket("spill")).get(envelope.spill.object)
+            payload = await unseal(envelope.spill, stored)
         except ObjectNotFound:
             raise CommandError(f"the prompt of {envelope.id} was too large for a message and its copy is gone") from None
+        except BrokerError as error:
+            raise CommandError(str(error)) from None
     try:
         return decode(Pooling, payload) if envelope.kind == "pool" else decode(Generation, payload)
     except WireError as error:

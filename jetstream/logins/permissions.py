@@ -156,11 +156,16 @@ class RuleBook:
             stream = f"OBJ_{self.s.bucket(kind)}"
             self.api(f"STREAM.MSG.GET.{stream}", f"DIRECT.GET.{stream}")
 
-    def keep(self, *kinds: str) -> None:
-        """Let the login read, write and delete the objects of these stores."""
+    def add(self, *kinds: str) -> None:
+        """Let the login read and write the objects of these stores."""
         self.fetch(*kinds)
         for kind in kinds:
             self._publish |= {f"$O.{self.s.bucket(kind)}.C.*", f"$O.{self.s.bucket(kind)}.M.*"}
+
+    def keep(self, *kinds: str) -> None:
+        """Let the login read, write and delete the objects of these stores."""
+        self.add(*kinds)
+        for kind in kinds:
             self.api(f"STREAM.PURGE.OBJ_{self.s.bucket(kind)}")
 
     # What routers and workers share:
@@ -266,9 +271,9 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.record("models", book.pool)
     book.look_up("models")
     book.keep("models")
-    book.fetch("spill", "adapters")
+    book.fetch("adapters")
+    book.add("spill")  # sealed payloads, and results that are too large for a frame
     book.keep("blocks")
-    book.keep("results")  # answers that are too large for a frame
 
 
 def _planner(book: RuleBook, _login: Login) -> None:
