@@ -22,7 +22,8 @@ from benchmarks.ingress.cost import TEMPLATE, FakeIngress, Models, Served, token
 from headrace.broker.models.cards import MediaSlot, ModelCard
 from headrace.frontend.app import build_frontend
 from headrace.frontend.http.malloc import return_large
-from headrace.frontend.server import listen, quiet_gc, serve, share_evenly
+from headrace.frontend.server import quiet_gc, share_evenly
+from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings
 
 CONTEXT = 1_100_000

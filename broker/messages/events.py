@@ -94,8 +94,8 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     step_decodes: Count = 0  # sequences that got a token in the last engine step
     handover_s: Seconds = 0.0  # last remote prefill: time from its blocks being ready to the first token
     handover_tokens: Count = 0  # last remote prefill: tokens fetched
-    suspects: Count = 0  # uncleared suspects that run or wait here; not 0: the worker is on trial
-    limit: Count = 0  # on trial: the smallest group limit among them
+    suspects: Count = 0  # uncleared suspects that run or wait here
+    limit: Count = 0  # the smallest group limit among them
     batch: Count = 0  # runs of class batch among `running`
     yielding: Count = 0  # batch runs among `running` that make way for interactive work
     yielding_blocks: Count = 0  # KV blocks that these hold, about

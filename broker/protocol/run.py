@@ -90,6 +90,7 @@ class Run:
 
     __slots__ = (
         "attempt",
+        "beside",
         "choices",
         "clear_s",
         "cleared",
@@ -129,6 +130,7 @@ class Run:
         self.limit = limit_by_header(history)  # of the group that it may run in, 0 = no suspect; an upper bound of the judge's
         self.crashes = len(history)
         self.cleared = False  # it was suspect, and its judge has cleared it
+        self.beside = False  # a suspect that started beside other jobs, as its judge knows
         self.clear_s = 0.0  # after so long its judge may clear it
         self.progress_s: float | None = None  # when it was first seen to have made a token
         self.run = run
@@ -145,8 +147,9 @@ class Run:
 
     # State transitions. Each raises IllegalTransition if the table does not have it.
 
-    def claim(self) -> None:
+    def claim(self, *, beside: bool = False) -> None:
         """Take the turn of this run: it counts as started while its judge is asked and its payload is fetched."""
+        self.beside = beside
         self.state = follow(TRANSITIONS, self.state, RunState.CLAIMING)
 
     def wait_again(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from headrace.broker.messages import RunRef
 from headrace.broker.protocol.run import Run
-from headrace.broker.protocol.trial import ORDINARY, Turn, turn_of_suspect
+from headrace.broker.protocol.trial import ORDINARY, Turn, all_beside, turn_of_suspect
 from headrace.broker.run_ids import RUN_MARK, job_of_run
 from headrace.jetstream.ports import Delivery
 
@@ -23,6 +23,7 @@ class RunTable:
         self._by_id: dict[str, list[Run]] = {}
         self._suspects: set[Run] = set()
         self.batch: dict[Run, None] = {}  # runs of class batch, in the order in which they came
+        self.alone = False  # no other worker serves the pool: nothing can be moved away from suspects
         self.sequences = 0  # choices of all runs, each of which takes one slot of the engine
 
     def __len__(self) -> int:
@@ -88,21 +89,29 @@ class RunTable:
     def turn(self, run: Run, *, overdue: bool = False) -> Turn | None:
         """Return the promise under which a waiting run may start now, or None. `overdue`: a suspect has waited long enough.
 
-        A suspect that waits for others to leave holds ordinary runs back, because on a busy worker it would wait forever.
+        A suspect that waits for others to leave holds ordinary runs back, because on a busy worker it would wait forever.  On
+        the only worker of a pool one that may have company does not wait for that.
         """
         if run.suspect:
+            overdue = overdue or (self.alone and run.limit > 1)
             return turn_of_suspect(run, self.suspects, self._by_seq.values(), overdue=overdue)
-        return None if self._suspects and self.suspects else ORDINARY
+        return None if self.on_trial else ORDINARY
 
     @property
     def suspects(self) -> list[Run]:
-        """The uncleared suspects that run or wait here. While there are any, the worker is on trial."""
+        """The uncleared suspects that run or wait here."""
         return [run for run in self._suspects if not run.stopping]
 
     @property
     def on_trial(self) -> bool:
-        """Uncleared suspects run or wait here, and nothing else starts."""
-        return bool(self._suspects) and bool(self.suspects)
+        """Uncleared suspects run or wait here, and nothing else starts.
+
+        Not so where all of them have started beside others, or are to, because there is no other worker: their crash would be
+        no proof in any case.
+        """
+        if not self._suspects or not (suspects := self.suspects):
+            return False
+        return not self.alone or not all_beside(suspects, self._by_seq.values())
 
     @property
     def group_limit(self) -> int:

@@ -48,6 +48,16 @@ def turn_of_suspect(run: Run, suspects: Sequence[Run], runs: Iterable[Run], *, o
     return Turn(run.limit, beside=bool(beside))
 
 
+def all_beside(suspects: Sequence[Run], runs: Iterable[Run]) -> bool:
+    """Return True if these suspects have started beside other jobs or are to, and none of them waits to run alone.
+
+    `runs` are those of a worker from which nothing can be moved away.
+    """
+    if any(run.limit == 1 or (run.state in STARTED and not run.beside) for run in suspects):
+        return False
+    return any(run.state in STARTED and (run.beside or not run.suspect) for run in runs)
+
+
 def _rank(run: Run) -> tuple[int, int, int]:
     """Order suspects: the most suspect first."""
     return run.limit, -run.crashes, run.seq

@@ -65,6 +65,9 @@ class IsolationMover:
 
     def tick(self) -> None:
         """Begin to wait for co-runners, if suspects have any. To be called at every tick."""
+        self._state.runs.alone = not any(
+            member.worker != self._state.worker for member in self._members.serving_workers(self._state.pool)
+        )
         if (self._task is None or self._task.done()) and co_runners(self._state.runs):
             self._task = self._tasks.spawn(self._isolate())
 

@@ -184,7 +184,7 @@ class RunAdmission:
             limit_s = alone_s if run.limit == 1 else self._timing.trial_group_s
             turn = self._state.runs.turn(run, overdue=self._loop.time() - began_s >= limit_s)
             if turn is not None and self._state.taking:
-                run.claim()
+                run.claim(beside=turn.beside)
                 return turn
             await asyncio.sleep(TURN_POLL_S)
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from headrace.broker.messages import LoadReport
+from headrace.broker.places import worker_of
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.placement.worker_columns import WorkerColumns
@@ -46,6 +47,7 @@ class WorkerLoad:
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
     kept_on_trial: bool = False  # more suspects wait for it
+    alone: bool = False  # no other worker serves the pool: others run beside its suspects, but for one that is to run alone
 
     # What is on its way.
 
@@ -135,7 +137,13 @@ class WorkerLoad:
     def on_trial(self) -> bool:
         """Suspects are there, or about to be: any other request placed beside them would have to wait for them."""
         told = self.report is not None and self.info.slots > 0 and not self.report.slots
-        return told or self.kept_on_trial or any(entry.limit for entry in self.entries.values())
+        company = 1 if self.alone else inf  # up to this limit of a suspect on its way nothing else is placed
+        return told or self.kept_on_trial or any(0 < entry.limit <= company for entry in self.entries.values())
+
+    @property
+    def has_suspects(self) -> bool:
+        """Suspects are there, or about to be, whether or not others may be placed beside them."""
+        return self.on_trial or self.suspects > 0
 
     @property
     def suspects(self) -> int:
@@ -199,5 +207,22 @@ class LoadTable(WorkerColumns[WorkerLoad]):
     def __init__(self) -> None:
         super().__init__(WorkerLoad)
 
+    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
+        changed = super().put(info, speed)
+        self._note_alone()
+        return changed
+
     def remove(self, worker: str) -> WorkerLoad | None:
-        return self._remove(worker)
+        removed = self._remove(worker)
+        self._note_alone()
+        return removed
+
+    @property
+    def only_worker(self) -> bool:
+        """True where one worker, with all its ranks, is all that stays."""
+        return len({worker_of(load.info.worker) for load in self if not load.info.draining}) == 1
+
+    def _note_alone(self) -> None:
+        alone = self.only_worker
+        for load in self:
+            load.alone = alone

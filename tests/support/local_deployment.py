@@ -11,6 +11,7 @@ from unittest import mock
 import httpx
 
 import headrace.frontend.server
+import headrace.frontend.serving
 import headrace.workers.main
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.client import ConnectOptions
@@ -89,7 +90,7 @@ async def serving(
     with (
         mock.patch.object(headrace.frontend.server, "quiet_gc"),
         mock.patch.object(headrace.workers.main, "_quiet_gc"),
-        mock.patch.object(headrace.frontend.server, "_signals", no_signals),
+        mock.patch.object(headrace.frontend.serving, "_signals", no_signals),
     ):
         task = asyncio.create_task(
             headrace.frontend.server.run_frontend(wishes, options, subjects, on_listening=started.set_result), name="frontend"

@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headrace.frontend.server import listen, serve
+from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import FakeIngress, chat, frontend
 

@@ -1,15 +1,14 @@
 """Counts the workers that a pool has lost and that are due back.
 
 A worker that leaves without having announced it has died, and its supervisor starts another in its place.  That takes about as
-long as the start of the one that died, which its lease tells.
+long as the start of the one that died, which its lease tells.  Streams that were on it wait for that only if it takes less than
+what they may pause for.
 """
 
 from __future__ import annotations
 
-RESTART_S = 0.5  # after which `headrace up` starts a killed worker again
-LEAST_S = 3.0  # what is waited for any worker: a start that is not known, or that takes 1.2 s on a quiet machine
-MOST_S = 10.0
-SLOW_START_S = 30.0  # an engine that takes longer to start is not waited for beyond `LEAST_S`: it would not be back in `MOST_S`
+WAIT_S = 2.0  # `headrace up` starts a killed worker again after 0.5 s, and the simulator takes 1.2 s to start
+SLOW_START_S = 5.0  # an engine that took longer to start is not waited for: it would not be back in time
 
 
 def due_back_s(start_s: float) -> float:
@@ -17,7 +16,7 @@ def due_back_s(start_s: float) -> float:
 
     The first start of a deployment, of all its processes at once, takes up to three times as long as one alone.
     """
-    return LEAST_S if start_s > SLOW_START_S else min(max(RESTART_S + start_s, LEAST_S), MOST_S)
+    return WAIT_S if start_s <= SLOW_START_S else 0.0
 
 
 class LostWorkers:
@@ -29,10 +28,11 @@ class LostWorkers:
     def lose(self, now_s: float, start_s: float = 0.0) -> None:
         """Note a worker that is gone without having drained, and whose start took `start_s`."""
         self._expire(now_s)
-        self._until_s.append(now_s + due_back_s(start_s))
+        if wait_s := due_back_s(start_s):
+            self._until_s.append(now_s + wait_s)
 
     def join(self) -> None:
-        """Note a new worker. It makes up for the one that was lost first."""
+        """Note a new worker. It makes up for the one that is waited for and was lost first."""
         if self._until_s:
             self._until_s.pop(0)
 

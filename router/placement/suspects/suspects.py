@@ -62,6 +62,9 @@ class Suspects:
     def place(self, place: Place, now_s: float) -> list[Placement]:
         """Place the suspects for which a trial worker has room, the most suspect first. `place` carries each one out."""
         placed: list[Placement] = []
+        if not len(self):
+            self._awaiting_lost = False
+            return placed
         self._awaiting_lost = self._trials.only_worker and self.lost.due(now_s) > 0
         if self._awaiting_lost:
             self._trials.release_workers()

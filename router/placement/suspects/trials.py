@@ -81,9 +81,9 @@ class Trials:
         """
         limit = suspect.limit or 0
         able = [load for load in self._loads if load.column in columns and _open(load)]
-        room = [load for load in able if load.on_trial and self._takes_suspect(load, limit)]
+        room = [load for load in able if load.has_suspects and self._takes_suspect(load, limit)]
         if not room:
-            tried = {worker_of(load.info.worker) for load in self._loads if load.on_trial}
+            tried = {worker_of(load.info.worker) for load in self._loads if load.has_suspects}
             workers = {worker_of(load.info.worker) for load in self._loads}
             if len(tried) < max(1, len(workers) // TRIAL_SHARE):
                 room = [load for load in able if worker_of(load.info.worker) not in tried]
@@ -102,7 +102,7 @@ class Trials:
     @property
     def only_worker(self) -> bool:
         """True where a trial would leave no worker for ordinary requests, of those that stay."""
-        return len({worker_of(load.info.worker) for load in self._loads if not load.info.draining}) == 1
+        return self._loads.only_worker
 
     def keep(self, load: WorkerLoad) -> None:
         """Keep a worker, all its ranks, on trial while suspects wait: else ordinary requests would come between two groups."""

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from headrace.frontend.http.client_connection import MAX_HEADERS, MAX_URL
-from headrace.frontend.server import SECURITY_HEADERS
+from headrace.frontend.serving import SECURITY_HEADERS
 from tests.support.frontend.fakes import chat
 from tests.support.rude_server import error, request, running, status
 

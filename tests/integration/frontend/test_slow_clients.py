@@ -15,7 +15,7 @@ import pytest
 from headrace.broker.messages import Row
 from headrace.frontend.app import Frontend
 from headrace.frontend.http import connections
-from headrace.frontend.server import listen, serve
+from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import FakeIngress, chat, end, frontend, row
 

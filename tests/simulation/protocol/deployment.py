@@ -106,7 +106,7 @@ class Deployment:
             wall=machine.wall,
             random_bits=machine.rng.getrandbits,
         )
-        member = WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots)
+        member = WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots, start_s=self.shape.start_s)
         session = WorkerSession(deps, member, EnginePorts(executor=engine))
         engine.session = session
         self.workers[machine.id] = Worker(machine, session, engine)
@@ -198,10 +198,15 @@ class Deployment:
     async def _read(self, request: Request) -> str:
         stream = request.stream
         assert stream is not None
+        last_s = self.world.now
         try:
             while not stream.finished:
                 for row in await stream.rows():
                     request.take(row)
+                paused_s, promised_s = self.world.now - last_s, request.wish.pauses_within_s
+                if 0 < promised_s < paused_s:
+                    raise Violation(f"paused: {request.id} for {paused_s:.2f} s")
+                last_s = self.world.now
                 if request.wish.pause_s:
                     await asyncio.sleep(request.wish.pause_s)
         except JobError as error:

@@ -85,6 +85,7 @@ class Wish:
     cancel_s: float | None = None  # the client gives up after this
     invalid: bool = False  # the engine rejects it
     starts_within_s: float = 0.0  # promised from its submission on; 0 = nothing is
+    pauses_within_s: float = 0.0  # the most that may pass between two of its tokens; 0 = nothing is promised
     batch: bool = False
 
 

@@ -66,6 +66,41 @@ def test_cleared_co_runners_keep_only_one_waiting_that_is_to_run_alone() -> None
     assert table.turn(run, overdue=True) == Turn(1, beside=True)
 
 
+def test_on_the_only_worker_those_that_may_have_company_start_at_once_and_hold_nothing_up() -> None:
+    table = RunTable()
+    table.alone = True
+    ordinary(table, 1)
+    waiting = suspect(table, 10, 4)
+    assert not table.on_trial, "it starts beside the other in any case"
+    assert table.turn(waiting) == Turn(4, beside=True)
+    waiting.claim(beside=True)
+    assert not table.on_trial
+    table.alone = False
+    assert table.on_trial
+
+
+def test_on_the_only_worker_nothing_starts_beside_suspects_that_were_promised_to_be_apart() -> None:
+    table = RunTable()
+    table.alone = True
+    apart = suspect(table, 10, 4)
+    late = make(20, request_id="o20")
+    table.add(late)
+    assert table.turn(apart) == Turn(4)
+    apart.claim()
+    assert table.on_trial
+    assert table.turn(late) is None
+
+
+def test_on_the_only_worker_a_suspect_that_is_to_run_alone_holds_the_others_back() -> None:
+    table = RunTable()
+    table.alone = True
+    ordinary(table, 1)
+    run = suspect(table, 10, 1)
+    assert table.on_trial
+    assert table.turn(run) is None
+    assert table.turn(run, overdue=True) == Turn(1, beside=True)
+
+
 def test_patience_is_the_usual_one_up_to_the_third_crash_and_bounded() -> None:
     assert [alone_after_s(crashes, 2.0) for crashes in range(2, 8)] == [2.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     assert alone_after_s(50, 2.0) == LONGEST_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.places import worker_of
-from headrace.router.placement.suspects.lost_workers import LEAST_S
+from headrace.router.placement.suspects.lost_workers import WAIT_S
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 
@@ -86,5 +86,5 @@ def test_a_worker_whose_ranks_are_all_that_is_left_serves_others_until_the_lost_
     assert suspects(pool, "a", limit=1) == {}
     pool.offer("r")
     assert "r" in pool.placed()
-    pool.pass_time(LEAST_S)
+    pool.pass_time(WAIT_S)
     assert "a" in pool.placed()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.router.placement.suspects.lost_workers import LEAST_S, due_back_s
+from headrace.router.placement.suspects.lost_workers import SLOW_START_S, WAIT_S
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 
@@ -109,7 +109,17 @@ def test_a_full_a_draining_and_an_ineligible_worker_is_not_put_on_trial() -> Non
     assert pool.placed() == {}
 
 
-def test_the_only_worker_of_a_pool_takes_both_in_turn() -> None:
+def test_the_only_worker_of_a_pool_takes_others_beside_suspects_that_may_have_company() -> None:
+    pool = Pool("a")
+    suspects(pool, "stu", 2)
+    pool.offer("r")
+    assert pool.placed() == {"s": "a", "t": "a", "r": "a"}
+    pool.join("b")
+    pool.offer("q")
+    assert pool.placed() == {"q": "b"}
+
+
+def test_the_only_worker_of_a_pool_takes_others_and_a_suspect_that_is_to_run_alone_in_turn() -> None:
     pool = Pool("a")
     suspects(pool, "st", 1)
     pool.offer("r")
@@ -142,18 +152,15 @@ def test_suspects_wait_for_lost_workers_no_longer_than_these_are_due() -> None:
     suspects(pool, "s", 4)
     assert pool.placed() == {}
     assert pool.scheduler.next_wake_s(pool.now) is not None
-    pool.pass_time(LEAST_S)
+    pool.pass_time(WAIT_S)
     assert pool.placed() == {"s": "b"}
 
 
-def test_a_lost_worker_that_takes_long_to_start_is_waited_for_longer() -> None:
+def test_a_lost_worker_that_takes_long_to_start_is_not_waited_for() -> None:
     pool = Pool("ab")
-    pool.join("a", start_s=6.0)
+    pool.join("a", start_s=SLOW_START_S + 1.0)
     pool.scheduler.remove_worker("a", pool.now)
     suspects(pool, "s", 4)
-    pool.pass_time(due_back_s(6.0) - 0.1)
-    assert pool.placed() == {}
-    pool.pass_time(0.2)
     assert pool.placed() == {"s": "b"}
 
 
@@ -255,6 +262,8 @@ def test_never_more_workers_or_larger_groups_than_the_rule_allows(
     trial = {worker for worker, placed in groups.items() if any(limits.get(name, 0) for name in placed)}
     assert len(trial) <= max(1, workers // 3)
     for worker in trial:
-        assert all(limits.get(name, 0) for name in groups[worker]), "nothing ordinary is placed there"
-        assert len(groups[worker]) <= min(limits[name] for name in groups[worker])
+        tried = [limits[name] for name in groups[worker] if limits.get(name, 0)]
+        assert len(tried) <= min(tried)
+        if workers > 1 or min(tried) == 1:
+            assert len(tried) == len(groups[worker]), "nothing ordinary is placed there"
     assert bool(trial) == any(limits.values())

@@ -1,0 +1,162 @@
+"""Serves an application over HTTP with uvicorn, until a signal arrives and running answers have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from headrace.frontend.auth.exposure import is_loopback
+from headrace.frontend.errors import AddressUnavailable
+from headrace.frontend.http.connections import Connections
+from headrace.frontend.http.loop_lag import watch_lag
+from headrace.frontend.http.tls import ServerTls
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.status import Lifecycle
+from headrace.jetstream.errors import HeadraceError
+
+log = structlog.get_logger()
+
+# On every answer: browsers must not guess its type, show it in a frame, tell other sites its address, or embed it elsewhere.
+SECURITY_HEADERS = (
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+STARTING_S = 0.002
+LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ServableApp(Protocol):
+    """An application that `serve` can run."""
+
+    @property
+    def app(self) -> ASGIApp: ...
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+async def serve(
+    frontend: ServableApp,
+    settings: FrontendSettings,
+    listener: socket.socket,
+    *,
+    drain: Callable[[float], Awaitable[None]],
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve HTTP on `listener` until a signal arrives and running answers have ended; `drain(grace_s)` is awaited meanwhile."""
+    connections = Connections(settings, frontend.metrics)
+    tls = ServerTls(settings.tls_cert, settings.tls_key) if settings.tls_cert is not None else None
+    _warn_of_plain_http(settings)
+    server = _Server(
+        uvicorn.Config(
+            frontend.app,
+            http=connections.protocol(),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            headers=list(SECURITY_HEADERS),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
+            proxy_headers=False,
+            backlog=settings.backlog,
+            timeout_keep_alive=max(1, round(settings.keep_alive_s)),
+            timeout_graceful_shutdown=max(1, round(settings.drain_grace_s) + LAST_WORDS_S),
+        )
+    )
+    stop = asyncio.Event()
+    with _signals(server, stop):
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server._serve(sockets=[listener]), name="http")
+            stopping = group.create_task(stop.wait(), name="stop")
+            background = [
+                group.create_task(connections.sweep(), name="connections"),
+                group.create_task(watch_lag(frontend.metrics.loop_lag.series()), name="lag"),
+            ]
+            if tls is not None:
+                background.append(group.create_task(tls.watch(), name="tls"))
+            host, port = listener.getsockname()[:2]
+            scheme = "http" if tls is None else "https"
+            url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+            while not server.started and not serving.done():  # a client that connected earlier would be refused
+                await asyncio.sleep(STARTING_S)
+            log.info("frontend.listening", url=url)
+            if on_listening is not None:
+                on_listening(url)
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            frontend.lifecycle.draining = True
+            server.should_exit = True
+            log.info("frontend.draining", grace_s=settings.drain_grace_s, connections=len(server.server_state.connections))
+            stopping.cancel()
+            try:
+                await drain(settings.drain_grace_s)
+            except HeadraceError as error:
+                log.warning("frontend.drain_failed", error=str(error))
+            await serving
+            for task in background:
+                task.cancel()
+    log.info("frontend.stopped")
+
+
+def _warn_of_plain_http(settings: FrontendSettings) -> None:
+    """Say that keys and prompts can be read on their way, unless the operator has said that this is meant."""
+    if settings.tls_cert is None and not settings.insecure and not is_loopback(settings.host):
+        log.warning(
+            "frontend.plain_http",
+            host=settings.host,
+            meaning="API keys and prompts travel unencrypted: give --tls-cert, or put a proxy with TLS in front",
+        )
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signal handling to this module."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
+    """Handle signals: the first one starts the shutdown, the second one ends the wait for clients."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            server.force_exit = True
+        stop.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def listen(settings: FrontendSettings) -> socket.socket:
+    """Bind a socket to the configured address. Raises AddressUnavailable."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+        raise AddressUnavailable(message) from None
+    listener.setblocking(False)
+    return listener
