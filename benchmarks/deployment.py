@@ -88,7 +88,7 @@ class Deployment:
         """`arguments` say what runs if it is not so many `aggregated` workers; `workers` then counts those that answer."""
         self.data_dir, self.port, self.model = data_dir, port, ""
         self._workers, self._timeout_s = workers, timeout_s
-        self._command = ["up", "--engine", engine, "--routers", str(routers), "--port", str(port)]
+        self._command = ["up", "--no-console", "--engine", engine, "--routers", str(routers), "--port", str(port)]
         self._command += ["--workers", str(workers)] if aggregated else []
         self._command += ["--data-dir", str(data_dir), "--log-level", log_level, *arguments]
 

@@ -17,6 +17,7 @@ from headrace.cli.chaos import add_chaos
 from headrace.cli.chat import add_chat
 from headrace.cli.command_parser import CommandParser
 from headrace.cli.completion import add_completion
+from headrace.cli.console import add_console
 from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
 from headrace.cli.doctor import add_doctor
@@ -91,6 +92,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
     "trace": ("tell what happened to a request, when, where and why", add_trace),
     "top": ("watch workers, queues and streams live in the terminal", add_top),
+    "console": ("serve the view of a deployment in a browser", add_console),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
     "tenant": ("export or delete all that is stored of a tenant", add_tenant),

@@ -218,6 +218,14 @@ JOBS = """examples:
   headrace jobs cancel greeting
   headrace jobs watch greeting"""
 
+CONSOLE = """examples:
+  headrace console                                beside a running `headrace up`, in its folder
+  headrace console --nats nats://broker:4222 --frontend http://gateway:8000
+  HEADRACE_CONSOLE_KEY=… headrace console --console-host 0.0.0.0
+
+`headrace up` serves one already (--no-console: none). The link that is printed holds the admin key; without it the console only
+shows, and where other machines reach it, or NATS asks for a login, it shows nothing."""
+
 DOCTOR = """examples:
   headrace doctor                                 beside a running `headrace up`, in its folder
   headrace doctor --nats nats://broker:4222 --monitoring http://broker:8222

@@ -119,6 +119,15 @@ def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: flo
     return EXIT_OK
 
 
+async def run_again(messaging: Messaging, names: Subjects, envelope: Envelope) -> str:
+    """Run a request once more to its end, without printing its answer, and return the id under which it ran.
+
+    Raises CommandError when it cannot be run or fails again.
+    """
+    work = await _work(messaging, names, envelope)
+    return await _run(messaging, names, envelope, work, _Answer(envelope.choices, live=False), deadline_s=None)
+
+
 async def _work(messaging: Messaging, names: Subjects, envelope: Envelope) -> Generation | Pooling:
     """Return the request's prompt and options. Raises CommandError when they are gone or cannot be decoded."""
     payload = envelope.payload

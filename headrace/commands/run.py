@@ -100,7 +100,7 @@ def _terminal(settings: Settings) -> tuple[Terminal, logs.Format]:
 
 def run_frontend(settings: Settings) -> int:
     """Run `headrace frontend`. Raises SettingsError."""
-    _start_part(settings, {"component": "frontend"})
+    start_part(settings, {"component": "frontend"})
     composed, batches, options, names = (
         frontend_settings(settings),
         batch_settings(settings),
@@ -114,13 +114,13 @@ def run_frontend(settings: Settings) -> int:
 
         return run(composed, options, names, batches=batches)
 
-    return _run(settings, start)
+    return run_part(settings, start)
 
 
 def run_worker(settings: Settings) -> int:
     """Run `headrace worker`. Raises SettingsError."""
     name = settings["worker.name"]
-    chosen = _start_part(settings, {"component": "worker", **({"worker": name} if name else {})})
+    chosen = start_part(settings, {"component": "worker", **({"worker": name} if name else {})})
     logs.prepare_engine_processes(log_format=chosen, level=settings["log.level"])
     composed = worker_settings(settings)
     options = connect_options(settings, name=f"headrace worker {name or ''}".rstrip())
@@ -137,13 +137,13 @@ def run_worker(settings: Settings) -> int:
         return run(composed, options, names, state=state, set_log_level=logs.set_level)
 
     with TreeGuard():
-        return _run(settings, start)
+        return run_part(settings, start)
 
 
 def run_router(settings: Settings) -> int:
     """Run `headrace router`. Raises SettingsError."""
     name = settings["router.name"]
-    _start_part(settings, {"component": "router", **({"router": name} if name else {})})
+    start_part(settings, {"component": "router", **({"router": name} if name else {})})
     composed = router_options(settings)
     deciding = scheduler_settings(settings)
     options = connect_options(settings, name=f"headrace router {name or ''}".rstrip())
@@ -157,7 +157,7 @@ def run_router(settings: Settings) -> int:
         _serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))
         return run(composed, options, names, builder(composed, deciding), state=state)
 
-    return _run(settings, start)
+    return run_part(settings, start)
 
 
 PROBE_PORTS = {"worker": 9100, "router": 9101}
@@ -187,7 +187,7 @@ def _serve_probes(host: str, port: int | None, state: PartState, *, default: int
 
 def run_model_prepare(settings: Settings) -> int:
     """Run `headrace model prepare`: print the folder of the bundled model."""
-    _start_part(settings, {"component": "model"})
+    start_part(settings, {"component": "model"})
     check_conversion(settings)
     try:
         sys.stdout.write(f"{_prepare_model(settings)}\n")
@@ -230,7 +230,8 @@ def exit_code(error: BaseException) -> int:
     return EXIT_FAILURE
 
 
-def _start_part(settings: Settings, fields: dict[str, str]) -> str:
+def start_part(settings: Settings, fields: dict[str, str]) -> str:
+    """Prepare the process of a part: its log, its files, its secrets. Returns the format of its log."""
     end_with_supervisor()
     make_files_private()
     take_secrets(os.environ)  # an engine's processes inherit the rest
@@ -260,7 +261,7 @@ def _prepare_model(settings: Settings) -> Path:
     return folder
 
 
-def _run(settings: Settings, start: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+def run_part(settings: Settings, start: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """Run a part to its end on the fastest event loop there is."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -52,7 +52,10 @@ def trace_request(settings: Settings, request: str, *, as_json: bool) -> int:
             f"no live frontend remembers a request {wanted!r}, and no placement of it is on record; frontends keep their last "
             "4096 requests, records of placements two days"
         )
-    sys.stdout.write(_json(stories, decided, records) if as_json else _text(wanted, stories, decided, records))
+    if as_json:
+        sys.stdout.write(json.dumps(story_data(stories, decided, records), indent=1) + "\n")
+    else:
+        sys.stdout.write(_text(wanted, stories, decided, records))
     return EXIT_OK
 
 
@@ -96,7 +99,8 @@ def _text(wanted: str, stories: list[Story], decided: list[Decided], records: li
     )
 
 
-def _json(stories: list[Story], decided: list[Decided], records: list[Routed]) -> str:
+def story_data(stories: list[Story], decided: list[Decided], records: list[Routed]) -> dict[str, Any]:
+    """Return what is known of a request as data: its stories with their stages, and the stored records of its placements."""
     now = time.time()
     rows: list[dict[str, Any]] = [
         {
@@ -114,7 +118,7 @@ def _json(stories: list[Story], decided: list[Decided], records: list[Routed]) -
         {name: value for name, value in msgspec.structs.asdict(one).items() if name not in ("hashes", "prefill")}
         for one in records
     ]
-    return json.dumps({"stories": rows, "recorded": stored}, indent=1) + "\n"
+    return {"stories": rows, "recorded": stored}
 
 
 _EVENT = ("after_s", "kind", "attempt", "worker", "tokens", "uncached", "by", "prefill", "rank")

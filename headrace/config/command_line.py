@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from headrace.setting import Setting
+from headrace.setting import Setting, port_setting
 
 LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -19,7 +19,7 @@ class Deployment(NamedTuple):
             "Folder for the NATS store and prepared models. Commands without an address find the `up` that runs with it.",
             "--data-dir",
             kind="path",
-            commands=("up", "worker", "model", "streams", "control"),
+            commands=("up", "worker", "model", "streams", "control", "console"),
         ),
     ] = ".headrace"
     prefix: Annotated[
@@ -30,7 +30,7 @@ class Deployment(NamedTuple):
         Setting(
             "Namespace of the served models; the same model in another namespace is another pool.",
             "--namespace",
-            commands=("up", "frontend", "worker", "router", "control"),
+            commands=("up", "frontend", "worker", "router", "control", "console"),
         ),
     ] = "default"
     api_key: Annotated[
@@ -128,6 +128,7 @@ class Up(NamedTuple):
         int,
         Setting("Routers to run; with none, workers place requests on themselves.", "--routers", least=0, most=64, metavar="N"),
     ] = 1
+    console: Annotated[bool, Setting("Serve the console, which shows the deployment in a browser.", "--console")] = True
     grace_s: Annotated[
         float,
         Setting("How long workers may finish or hand over their work after Ctrl-C.", "--grace", least=0, most=3600),
@@ -138,6 +139,41 @@ class Up(NamedTuple):
             "Show every log line on a terminal too, instead of a few lines; elsewhere all are shown anyway.",
             "--verbose",
             short="-v",
+        ),
+    ] = False
+
+
+class Console(NamedTuple):
+    """Settings of the console, the view of a deployment in a browser."""
+
+    host: Annotated[str, Setting("Address on which the console listens.", "--console-host")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        port_setting("Port of the console; 0 picks a free one. `up` takes a free one if this one is taken.", "--console-port"),
+    ] = 8001
+    key: Annotated[
+        str | None,
+        Setting(
+            "Admin key of the console, without which it only shows. Default: a new one at each start, part of the link.",
+            secret=True,
+            metavar="KEY",
+        ),
+    ] = None
+    private: Annotated[bool, Setting("Show nothing without the key, also on a loopback address.", "--console-private")] = False
+    frontend: Annotated[
+        str | None,
+        Setting(
+            "Address of the frontend for the playground. Default: that of the running `up`.",
+            "--frontend",
+            metavar="URL",
+            commands=("console",),
+        ),
+    ] = None
+    allow_kill: Annotated[
+        bool,
+        Setting(
+            "Let those with the key kill workers of this machine, to see what becomes of their streams. For development.",
+            "--allow-kill",
         ),
     ] = False
 

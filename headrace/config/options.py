@@ -16,13 +16,13 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
-from headrace.config.command_line import Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
+from headrace.config.command_line import Console, Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
-Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console"]
 
-_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control")
+_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console")
 
 
 class Section(NamedTuple):
@@ -85,6 +85,7 @@ SECTIONS: dict[str, Section] = {
     "nats": Section("NATS connection", _ALL, _nats),
     "server": Section("embedded NATS server", ("up",), _server),
     "up": Section("supervision", ("up",), lambda: (Up,)),
+    "console": Section("console", ("up", "console"), lambda: (Console,)),
     "frontend": Section("HTTP frontend", ("up", "frontend"), _frontend),
     "batch": Section("batches", ("up", "frontend"), _batch),
     "worker": Section("worker and engine", ("up", "worker"), _worker),

@@ -74,7 +74,9 @@ class DemoDeployment:
         return found[0]
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = headrace_command("up", "--engine", "sim", "--workers", str(WORKERS), "--routers", "1", "--port", "0")
+        command = headrace_command(
+            *("up", "--engine", "sim", "--workers", str(WORKERS), "--routers", "1", "--port", "0", "--no-console")
+        )
         command += ["--data-dir", str(self._folder), "--served-name", MODEL, "--log-format", "json", "--grace", "1"]
         command += ["--engine-arg", "timing_overrides=" + json.dumps({"decode_base_s": self._token_s})]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}

@@ -79,8 +79,8 @@ async def read_snapshot(messaging: Messaging, names: Subjects) -> Snapshot:
             pool = rest.partition(".")[0]
             routers[pool] = routers.get(pool, 0) + 1
     now = time.time()
-    reports = await _reports(messaging, names, members)
-    stored = await _stored(messaging, names)
+    reports = await load_reports(messaging, names, members)
+    stored = await stored_requests(messaging, names)
     pools = sorted({member.pool for member in members} | set(routers) | set(stored))
     return Snapshot(
         at=now,
@@ -118,7 +118,7 @@ def worker_row(member: WorkerMember, report: LoadReport | None, now: float) -> W
     )
 
 
-async def _reports(messaging: Messaging, names: Subjects, members: Sequence[WorkerMember]) -> dict[str, LoadReport]:
+async def load_reports(messaging: Messaging, names: Subjects, members: Sequence[WorkerMember]) -> dict[str, LoadReport]:
     """Return the last load report of each worker that has one."""
     if not members:
         return {}
@@ -133,7 +133,7 @@ async def _reports(messaging: Messaging, names: Subjects, members: Sequence[Work
     return found
 
 
-async def _stored(messaging: Messaging, names: Subjects) -> dict[str, dict[str, int]]:
+async def stored_requests(messaging: Messaging, names: Subjects) -> dict[str, dict[str, int]]:
     """Return the stored requests by pool and class, those that routers hold included."""
     stored: dict[str, dict[str, int]] = {}
     for kind in ("REQ", "MOVED"):

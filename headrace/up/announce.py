@@ -42,10 +42,14 @@ async def until_answering(
         await asyncio.sleep(_POLL_S)
 
 
-async def say_ready(host: str, port: int, *, tls: bool, models: Sequence[str], after_s: float) -> None:
-    """Print the ready line with commands to try. `models` can answer; `after_s` is the time that the start took."""
+async def say_ready(host: str, port: int, *, tls: bool, models: Sequence[str], after_s: float, console: str = "") -> None:
+    """Print the ready line with commands to try. `models` can answer; `after_s` is the time that the start took.
+
+    `console` is the link to the console, which holds its key and is printed only, never logged.
+    """
     url = base_url(host, port, tls=tls)
     _log.info("up.ready", url=url, models=models, elapsed_s=round(after_s, 2))
     model = models[0]
-    sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=await kinds_of(host, port, model, tls=tls)))
+    kinds = await kinds_of(host, port, model, tls=tls)
+    sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=kinds, console=console))
     sys.stdout.flush()

@@ -34,7 +34,7 @@ def base_url(host: str, port: int, *, tls: bool = False) -> str:
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
-def choose_port(host: str, port: int) -> int:
+def choose_port(host: str, port: int, *, setting: str = "frontend") -> int:
     """Return `port`, or a free port for 0. Raises SettingsError when it is taken or the host is not this machine's.
 
     A free port is one that systems usually give to no outgoing connection, which could take it before the frontend does.
@@ -54,7 +54,7 @@ def choose_port(host: str, port: int) -> int:
                 return bound(free)
         return bound(port)
     except OSError as error:
-        raise SettingsError(f"cannot listen on {host}:{port} (frontend.host, frontend.port): {error.strerror}") from None
+        raise SettingsError(f"cannot listen on {host}:{port} ({setting}.host, {setting}.port): {error.strerror}") from None
 
 
 @cache

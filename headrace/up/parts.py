@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from headrace.config.secrets import without_secrets_of_others
 from headrace.config.settings import Settings
+from headrace.up.console_part import ConsolePart, console_part
+from headrace.up.frontend_probe import base_url
+from headrace.up.managed_process import ManagedProcess
 from headrace.up.metrics_ports import assign_ports
-from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
 from headrace.up.server_logins import ServerLogins
 from headrace.up.worker_plan import plan_workers
@@ -20,40 +20,6 @@ from headrace.up.worker_python import worker_python
 FRONTEND_GRACE_S = 5.0
 ROUTER_GRACE_S = 5.0
 _MARGIN_S = 1.0  # a part ends its own grace period before it is killed
-
-
-@dataclass(slots=True, eq=False)
-class ManagedProcess:
-    """A process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    state: RestartState
-    role: str = ""  # of a worker
-    metrics_port: int | None = None
-    python: str | None = None  # the interpreter; None = that of `headrace up`
-    after: ManagedProcess | None = None  # it starts when this one can answer, or has failed to
-    child: Child | None = None
-    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    ran: asyncio.Event = field(default_factory=asyncio.Event)  # its first process has ended
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def serves(self) -> bool:
-        """Return True for a worker that answers requests."""
-        return self.role not in ("", "prefill")
-
-    async def turn(self, answering: asyncio.Event, *, timeout_s: float) -> None:
-        """Wait until the worker that this part starts after can answer or has ended, this part is to stop, or time is up."""
-        if self.after is not None:
-            await first_of(self.stop_asked, answering, self.after.ran, timeout_s=timeout_s)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the part as the run file shows it."""
-        role = {"role": self.role} if self.role else {}
-        port = {"metrics_port": self.metrics_port} if self.metrics_port is not None else {}
-        return {"name": self.name, **role, "pid": self.child.pid if self.child else None, **port}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +37,14 @@ class Parts:
     frontend: ManagedProcess | None = None
     workers: tuple[ManagedProcess, ...] = ()
     routers: tuple[ManagedProcess, ...] = ()
+    console: ConsolePart | None = None
 
     def __iter__(self) -> Iterator[ManagedProcess]:
         if self.frontend is not None:
             yield self.frontend
         yield from (*self.workers, *self.routers)
+        if self.console is not None:
+            yield self.console.part
 
     def others_serve(self, part: ManagedProcess) -> bool:
         """Return True if a worker other than this part runs and answers requests."""
@@ -100,7 +69,9 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int,
     taken = {port}
     workers = _workers(settings, environment, logins, taken)
     login = logins.router() if logins is not None else {}
-    return Parts(frontend, workers, _routers(settings, {**environment, **login}, taken))
+    routers = _routers(settings, {**environment, **login}, taken)
+    url = base_url(settings["frontend.host"], port, tls=settings["frontend.tls_cert"] is not None)
+    return Parts(frontend, workers, routers, console_part(settings, environment, frontend=url, taken=taken, logins=logins))
 
 
 def _workers(
@@ -138,13 +109,3 @@ def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]
         state = RestartState(essential=False)
         routers.append(ManagedProcess(name, ("router", "--name", name), env, state, metrics_port=port))
     return tuple(routers)
-
-
-async def first_of(*events: asyncio.Event, timeout_s: float | None) -> None:
-    """Wait until one of the events is set, or the timeout."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for future in waiting:
-            future.cancel()

@@ -45,9 +45,13 @@ _IMAGE = """
 _EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify": _CLASSIFY, "image": _IMAGE}  # first that fits
 
 
-def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = ()) -> str:
-    """Return the text that `up` prints once a request can be answered. `kinds` are those of the model's card."""
+def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = (), console: str = "") -> str:
+    """Return the text that `up` prints once a request can be answered. `kinds` are those of the model's card.
+
+    `console` is the link to the console, empty if there is none.
+    """
     example = next((text for kind, text in _EXAMPLES.items() if kind in kinds), _CHAT)
     ready = f"Headrace is ready after {after_s:.1f} s and serves {model}."
     where = f"  {url}/v1    for clients\n  {url}/docs  in a browser: all routes\n"
+    where += f"  {console}  the console\n" if console else ""
     return f"\n{ready}\n\n{where}{example.format(url=url, model=model)}\nCtrl-C stops everything.\n"

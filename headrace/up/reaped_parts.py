@@ -14,8 +14,9 @@ import structlog
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError
+from headrace.up.managed_process import first_of
 from headrace.up.nats_part import NatsPart
-from headrace.up.parts import Reaped, first_of
+from headrace.up.parts import Reaped
 
 _log = structlog.get_logger()
 

@@ -5,10 +5,11 @@ the data folder against a second `up`.
      "nats": {"url": "nats://127.0.0.1:4222", "pid": 2, "context": null},
      "frontend": {"name": "frontend", "pid": 3, "port": 8000},
      "workers": [{"name": "worker-1", "role": "aggregated", "pid": 4, "metrics_port": 9100}],
-     "routers": [{"name": "router-1", "pid": 5}]}
+     "routers": [{"name": "router-1", "pid": 5}],
+     "console": {"name": "console", "pid": 6, "url": "http://127.0.0.1:8001/console"}}
 
-A pid is null while its part is being restarted. The file is replaced in one step and removed at the end; one that stays is of
-an `up` that was killed.
+The console is null where there is none, a pid while its part is being restarted. The file is replaced in one step and removed
+at the end; one that stays is of an `up` that was killed.
 """
 
 from __future__ import annotations

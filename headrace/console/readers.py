@@ -1,0 +1,238 @@
+"""Reads the console's tables from streams, buckets and components; each function reads one of them, once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from headrace.broker.batches.record import BatchRecord
+from headrace.broker.codec import NOT_DECODED, decode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Inspect, Inspection, Routed, RouterMember
+from headrace.broker.models.card_store import readable_members
+from headrace.broker.models.cards import ModelCard
+from headrace.commands.dlq import read_letter, summary
+from headrace.commands.explain import live_routers
+from headrace.commands.operating.control_client import ask_all
+from headrace.console.overview_rows import Tables, deployment_tables
+from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import JetStreamError, SubjectError
+from headrace.jetstream.provision import status
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.top.facts import load_reports, stored_requests
+
+Rows = dict[str, dict[str, Any]]
+
+MOST_QUEUES = 200
+MOST_AGES = 20  # queues whose oldest message is looked up
+MOST_LETTERS = 200
+MOST_BATCHES = 500
+MAP_PLACEMENTS = 300  # the last ones, of all pools
+MAP_PREFIXES = 40
+MOST_CONSUMERS = 500
+_HASH_BYTES = 8
+
+_batch = msgspec.json.Decoder(BatchRecord)
+
+
+class Readers:
+    """The readers of one deployment over one connection."""
+
+    def __init__(self, connection: Connection, names: Subjects) -> None:
+        self._nats = connection
+        self._names = names
+
+    async def deployment(self) -> Tables:
+        """Read members, load reports and the depths of the queues."""
+        entries = await self._nats.bucket(self._names.bucket("members")).entries(">")
+        workers = list(readable_members([entry for entry in entries if entry.key.startswith("worker.")]))
+        routers: list[RouterMember] = []
+        for entry in entries:
+            if entry.key.startswith("router."):
+                with contextlib.suppress(WireError):
+                    routers.append(decode(RouterMember, entry.value))
+        return deployment_tables(
+            workers=workers,
+            reports=await load_reports(self._nats, self._names, workers),
+            routers=routers,
+            frontends=sum(entry.key.startswith("ingress.") for entry in entries),
+            stored=await stored_requests(self._nats, self._names),
+            now=time.time(),
+        )
+
+    async def queues(self) -> Rows:
+        """Read how many requests wait, by pool, class and tenant, and how old the oldest one of the longest queues is."""
+        found: list[tuple[str, str, dict[str, Any]]] = []
+        for stream in ("REQ", "MOVED", "WORK", "JOB"):
+            with contextlib.suppress(JetStreamError):
+                counts = await self._nats.subject_counts(self._names.stream(stream), ">")
+                for subject, count in counts.items():
+                    with contextlib.suppress(SubjectError):
+                        found.append((stream, subject, {**self._queue(stream, subject), "stream": stream, "waiting": count}))
+        found.sort(key=lambda one: (-one[2]["waiting"], one[1]))
+        for stream, subject, row in found[:MOST_AGES]:
+            row["oldest"] = await self._oldest(stream, subject)
+        return {subject: row for _, subject, row in found[:MOST_QUEUES]}
+
+    def _queue(self, stream: str, subject: str) -> dict[str, str]:
+        if stream == "WORK":
+            work = self._names.parse_work(subject)
+            return {"pool": work.pool, "class": "", "tenant": "", "worker": work.worker}
+        if stream == "JOB":
+            job = self._names.parse_job(subject)
+            return {"pool": job.model_slug, "class": "job", "tenant": job.tenant, "worker": ""}
+        request = self._names.parse_req(subject)
+        return {"pool": request.pool, "class": request.request_class, "tenant": request.tenant, "worker": ""}
+
+    async def _oldest(self, stream: str, subject: str) -> float | None:
+        """Return when the oldest message of a queue was stored, as Unix time rounded to seconds; None if it is gone."""
+        with contextlib.suppress(JetStreamError):
+            for message in await self._nats.subject_messages(self._names.stream(stream), subject, limit=1):
+                return round(message.at) if message.at else None
+        return None
+
+    async def streams(self) -> Rows:
+        """Read the streams and buckets: depth, bytes and the age of the oldest message."""
+        return {
+            one.stream: {
+                "exists": one.exists,
+                "about": one.description,
+                "messages": one.messages,
+                "bytes": one.bytes,
+                "subjects": one.subjects,
+                "last_seq": one.last_seq,
+                "oldest_s": None if one.oldest_age_s is None else round(one.oldest_age_s),
+                "consumers": len(one.consumers),
+                "lag": sum(consumer.waiting_messages for consumer in one.consumers),
+                "in_hand": sum(consumer.ack_pending for consumer in one.consumers),
+                "redelivered": sum(consumer.redelivered for consumer in one.consumers),
+                "readers": [
+                    [c.name, c.waiting_messages, c.ack_pending, c.redelivered, c.open_pulls]
+                    for c in sorted(one.consumers, key=lambda c: (-c.waiting_messages, c.name))[:MOST_CONSUMERS]
+                ],
+            }
+            for one in await status(self._nats, Topology(self._names))
+        }
+
+    async def routers(self) -> Rows:
+        """Ask the live routers what they hold."""
+        members = await live_routers(self._nats, self._names)
+        states = await ask_all(self._nats, self._names, [member.router for member in members], Inspect(), Inspection)
+        return {
+            f"{member.router} {member.pool}": {
+                "router": member.router,
+                "pool": member.pool,
+                "host": member.host,
+                "pid": member.pid,
+                "started": round(member.started),
+                "state": _router_state(state),
+                **{name: state.states.get(name, 0) if state else None for name in ("waiting", "placing", "refusing")},
+            }
+            for member, state in zip(members, states, strict=True)
+        }
+
+    async def prefixes(self) -> Rows:
+        """Read from the last placements which prefixes were sent to which workers, and how much of them was cached there."""
+        return prefix_map(await self.placements(MAP_PLACEMENTS))
+
+    async def placements(self, limit: int, before: int | None = None) -> list[tuple[int, Routed]]:
+        """Return placements with their numbers in the stream, the newest first; `before`: older ones than this number."""
+        stream = self._names.stream("ROUTE")
+        state = await self._nats.stream_state(stream)
+        last = state.last_seq if before is None else min(state.last_seq, before - 1)
+        first = max(state.first_seq, last - limit + 1)
+        if last < first:
+            return []
+        found = []
+        pattern = f"{self._names.prefix}.route.*"
+        for message in await self._nats.subject_messages(stream, pattern, limit=last - first + 1, start_seq=first):
+            if message.seq <= last:
+                with contextlib.suppress(WireError):
+                    found.append((message.seq, decode(Routed, message.data)))
+        return found[::-1]
+
+    async def letters(self) -> Rows:
+        """Read the newest dead letters."""
+        stream = self._names.stream("DLQ")
+        state = await self._nats.stream_state(stream)
+        if not state.messages:
+            return {}
+        first = max(state.first_seq, state.last_seq - MOST_LETTERS + 1)
+        messages = await self._nats.subject_messages(stream, ">", limit=MOST_LETTERS, start_seq=first)
+        return {str(message.seq): summary(read_letter(message, self._names)) for message in messages}
+
+    async def batches(self) -> Rows:
+        """Read the newest batches of all tenants."""
+        records = []
+        for entry in await self._nats.bucket(self._names.bucket("batches")).entries(">"):
+            with contextlib.suppress(*NOT_DECODED):
+                records.append(_batch.decode(entry.value))
+        records.sort(key=lambda record: (-record.created, record.id))
+        return {record.id: _batch_row(record) for record in records[:MOST_BATCHES]}
+
+    async def models(self) -> Rows:
+        """Read the cards of all models that are or were served."""
+        rows = {}
+        for entry in await self._nats.bucket(self._names.bucket("models")).entries(">"):
+            with contextlib.suppress(WireError):
+                card = decode(ModelCard, entry.value)
+                rows[card.pool] = {
+                    "model": card.model,
+                    "namespace": card.namespace,
+                    "kinds": list(card.kinds),
+                    "context": card.context_length,
+                    "block": card.block_size,
+                    "tools": card.tool_parser or "",
+                    "reasoning": card.reasoning_parser or "",
+                    "media": sorted(card.media),
+                    "aliases": list(card.aliases),
+                    "adapters": list(card.adapters),
+                }
+        return rows
+
+
+def prefix_map(placements: Iterable[tuple[int, Routed]]) -> Rows:
+    """Return a row per prefix, named by its first block, with what each worker was sent of it: [requests, tokens, cached].
+
+    Requests of fewer tokens than a block have no prefix. The prefixes with the most tokens come first.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for _, one in placements:
+        if len(one.hashes) < _HASH_BYTES:
+            continue
+        row = found.setdefault(one.hashes[:_HASH_BYTES].hex(), {"tokens": 0, "cached": 0, "requests": 0, "workers": {}})
+        cached = max(0, one.tokens - one.uncached)
+        seen = row["workers"].setdefault(one.worker, [0, 0, 0])
+        for at, more in enumerate((1, one.tokens, cached)):
+            seen[at] += more
+        row["requests"] += 1
+        row["tokens"] += one.tokens
+        row["cached"] += cached
+    largest = sorted(found.items(), key=lambda item: (-item[1]["tokens"], item[0]))[:MAP_PREFIXES]
+    return dict(largest)
+
+
+def _router_state(state: Inspection | None) -> str:
+    if state is None:
+        return "no answer"
+    return "draining" if state.draining else "serving" if state.lease_held else "lease lost"
+
+
+def _batch_row(record: BatchRecord) -> dict[str, Any]:
+    return {
+        "tenant": record.tenant,
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "status": record.status,
+        "created": round(record.created),
+        "expires": record.expires_at,
+        "total": record.counts.total,
+        "completed": record.counts.completed,
+        "failed": record.counts.failed,
+        "error": record.errors[0].message if record.errors else "",
+    }
