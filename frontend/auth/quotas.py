@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from headrace.broker.keys.records import NO_LIMITS, Limits
 from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.meter import Meter
-from headrace.frontend.auth.usage_window import UsageWindow
 from headrace.frontend.errors import QuotaExceeded
 from headrace.jetstream.subjects import tenant_owner
 
 _ENDS = (b"limit", b"remaining", b"reset")
 _OPENAI = tuple(tuple(b"x-ratelimit-%b-%b" % (end, kind) for end in _ENDS) for kind in (b"requests", b"tokens"))
 _ANTHROPIC = tuple(tuple(b"anthropic-ratelimit-%b-%b" % (kind, end) for end in _ENDS) for kind in (b"requests", b"tokens"))
+_PAIRS = 4096  # kept; beyond that they are made again
 RESERVED_OUTPUT = 2048  # tokens of an answer that are reserved at most; what is longer is counted at its end
 
 
@@ -25,6 +25,7 @@ class Quotas:
         self._wall = wall
         self._meters: dict[str, Meter] = {}
         self._tenants: dict[str, Limits] = {}
+        self._pairs: dict[tuple[str, str], Meters] = {}  # of key and tenant
 
     def limit_tenants(self, limits: dict[str, Limits]) -> None:
         """Hold these limits of tenants from now on."""
@@ -37,24 +38,37 @@ class Quotas:
         key_limits, tenant_limits = caller.limits, self._tenants.get(tenant)
         if key_limits is NO_LIMITS and tenant_limits is None:
             return None
-        meters = []
-        if key_limits is not NO_LIMITS:
-            meters.append(self._meter(f"k-{caller.key}", "this API key", key_limits))
-        if tenant_limits is not None:
-            meters.append(self._meter(tenant_owner(tenant), "this tenant", tenant_limits))
+        meters = self._pairs.get((caller.key, tenant))
+        if meters is None or meters.limits != (id(key_limits), id(tenant_limits)):
+            meters = self._pair(caller.key, key_limits, tenant, tenant_limits)
         now = self._wall()
         hold = Hold(meters, self._wall)
+        if not meters.have_room(now):
+            self._refuse(hold, now)
+        for window in meters.requests:
+            window.add(now, 1)
+        for meter in meters.all:
+            meter.open += 1
+        return hold
+
+    def _refuse(self, hold: Hold, now: float) -> None:
         try:
-            for meter in meters:
+            for meter in hold.meters.all:
                 meter.check_request(now)
         except QuotaExceeded as error:
             error.more_headers = hold.headers(anthropic=False)
             raise
-        for meter in meters:
-            if meter.limits.requests_per_minute:
-                meter.requests.add(now, 1)
-            meter.open += 1
-        return hold
+
+    def _pair(self, key: str, key_limits: Limits, tenant: str, tenant_limits: Limits | None) -> Meters:
+        found = []
+        if key_limits is not NO_LIMITS:
+            found.append(self._meter(f"k-{key}", "this API key", key_limits))
+        if tenant_limits is not None:
+            found.append(self._meter(tenant_owner(tenant), "this tenant", tenant_limits))
+        if len(self._pairs) >= _PAIRS:
+            self._pairs.clear()
+        pair = self._pairs[key, tenant] = Meters(found, (key_limits, tenant_limits))
+        return pair
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Count the tokens of a stored job of a tenant that has limits."""
@@ -80,56 +94,91 @@ class Quotas:
         return meter
 
 
+class Meters:
+    """The meters of a key and its tenant, with their limited windows side by side, so that a request walks through them once.
+
+    To be made anew when limits change.
+    """
+
+    __slots__ = ("_kept", "all", "busy", "limited", "limits", "requests", "tokens", "tokens_a_minute")
+
+    def __init__(self, meters: list[Meter], limits: tuple[Limits, Limits | None]) -> None:
+        self._kept = limits  # no other object can get the identity of one that is here
+        self.limits = (id(limits[0]), id(limits[1]))
+        self.all = tuple(meters)
+        self.busy = tuple(meter for meter in meters if meter.limits.concurrent)
+        self.requests = tuple(meter.requests for meter in meters if meter.requests.limit)
+        self.tokens_a_minute = tuple(meter.tokens for meter in meters if meter.tokens.limit)
+        self.tokens = (*self.tokens_a_minute, *(meter.day for meter in meters if meter.day.limit))
+        self.limited = (*self.requests, *self.tokens)
+
+    def have_room(self, now: float) -> bool:
+        """Return True if there is room for one more request, and for a token."""
+        for meter in self.busy:
+            if meter.open + meter.elsewhere >= meter.limits.concurrent:
+                return False
+        for window in self.limited:  # noqa: SIM110 - a generator is slower, and this is in the path of every request
+            if window.room(now) < 1:
+                return False
+        return True
+
+
 class Hold:
     """The share of an open request in the quotas of its key and its tenant."""
 
-    __slots__ = ("_meters", "_reserved", "_wall")
+    __slots__ = ("_reserved", "_wall", "meters")
 
-    def __init__(self, meters: list[Meter], wall: Callable[[], float]) -> None:
-        self._meters = meters
+    def __init__(self, meters: Meters, wall: Callable[[], float]) -> None:
+        self.meters = meters
         self._wall = wall
         self._reserved = 0
 
     def reserve(self, prompt: int, output: int) -> None:
         """Reserve the tokens of a prompt and of the longest answer. Raises QuotaExceeded with the headers for the answer."""
         now, tokens = self._wall(), prompt + output
+        windows = self.meters.tokens
+        for window in windows:
+            if window.room(now) < tokens:
+                self._refuse(now, tokens)
+        self._reserved = tokens
+        for window in windows:
+            window.add(now, tokens)
+
+    def _refuse(self, now: float, tokens: int) -> None:
         try:
-            for meter in self._meters:
+            for meter in self.meters.all:
                 meter.check_tokens(now, tokens)
         except QuotaExceeded as error:
             error.more_headers = self.headers(anthropic=False)
             raise
-        self._reserved = tokens
-        for meter in self._meters:
-            meter.count_tokens(now, tokens)
 
     def settle(self, used: int) -> None:
         """Count what was used in place of what was reserved."""
-        now, rest = self._wall(), used - self._reserved
+        rest = used - self._reserved
         self._reserved = used
         if rest:
-            for meter in self._meters:
-                meter.count_tokens(now, rest)
+            now = self._wall()
+            for window in self.meters.tokens:
+                window.add(now, rest)
 
     def leave(self) -> None:
         """End the request."""
-        for meter in self._meters:
+        for meter in self.meters.all:
             meter.open -= 1
 
     def headers(self, *, anthropic: bool) -> list[tuple[bytes, bytes]]:
         """Return the rate limit headers as OpenAI sends them, or Anthropic: of each kind those of the tighter limit."""
-        now, found = self._wall(), []
-        names = _ANTHROPIC if anthropic else _OPENAI
-        for kind, (limit, remaining, reset) in enumerate(names):
-            tightest: UsageWindow | None = None
-            room = 0
-            for meter in self._meters:
-                window = meter.tokens if kind else meter.requests
-                if window.limit and (tightest is None or window.room(now) < room):
-                    tightest, room = window, window.room(now)
-            if tightest is not None:
-                until = _reset(now, tightest.ends_in_s(now), anthropic=anthropic)
-                found += [(limit, b"%d" % tightest.limit), (remaining, b"%d" % max(0, room)), (reset, until)]
+        now, found, until = self._wall(), [], b""
+        requests, tokens = _ANTHROPIC if anthropic else _OPENAI
+        for (limit, remaining, reset), windows in ((requests, self.meters.requests), (tokens, self.meters.tokens_a_minute)):
+            if not windows:
+                continue
+            tightest, room = windows[0], windows[0].room(now)
+            for other in windows[1:]:
+                if (left := other.room(now)) < room:
+                    tightest, room = other, left
+            until = until or _reset(now, tightest.ends_in_s(now), anthropic=anthropic)  # of both kinds: each window is a minute
+            found += ((limit, b"%d" % tightest.limit), (remaining, b"%d" % max(0, room)), (reset, until))
         return found
 
 

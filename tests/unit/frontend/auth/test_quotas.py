@@ -8,6 +8,9 @@ import pytest
 
 from headrace.broker.keys.records import CLIENT_SCOPES, Limits
 from headrace.frontend.auth import quotas as quotas_module
+from headrace.frontend.auth.caller import Caller
+from headrace.frontend.auth.quotas import Quotas
+from headrace.frontend.errors import QuotaExceeded
 from tests.support.frontend.fakes import MODEL, chat, end, row, say
 from tests.support.frontend.keyed import Keyed
 
@@ -111,3 +114,37 @@ async def test_a_probe_counts_nothing() -> None:
     for _ in range(3):
         assert (await bed.ask(key, "/health", method="GET")).status == 200
     assert (await bed.ask(key)).status == 200
+
+
+def limited(limits: Limits) -> Caller:
+    caller = Caller("k", "t", CLIENT_SCOPES)
+    caller.limits = limits
+    return caller
+
+
+def test_new_limits_of_a_key_or_its_tenant_hold_from_the_next_request_on() -> None:
+    quotas = Quotas(wall=lambda: 1000.0)
+    many, one = Limits(requests_per_minute=9), Limits(requests_per_minute=1)
+    quotas.limit_tenants({"t": many})
+    loose, tight = limited(many), limited(one)
+    assert quotas.enter(loose, "t")
+    with pytest.raises(QuotaExceeded, match="this API key may use 1 requests"):
+        quotas.enter(tight, "t")
+    quotas.limit_tenants({"t": one})
+    with pytest.raises(QuotaExceeded, match="this tenant may use 1 requests"):
+        quotas.enter(loose, "t")
+    quotas.limit_tenants({})
+    assert quotas.enter(loose, "t")
+
+
+def test_no_more_pairs_of_keys_and_tenants_are_kept_than_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas_module, "_PAIRS", 3)
+    quotas = Quotas(wall=lambda: 1000.0)
+    gateway = limited(Limits(requests_per_minute=100))
+    for number in range(10):
+        assert quotas.enter(gateway, f"t{number}")
+    assert len(quotas._pairs) <= 3
+    for _ in range(90):
+        assert quotas.enter(gateway, "t0")
+    with pytest.raises(QuotaExceeded):
+        quotas.enter(gateway, "t0")
