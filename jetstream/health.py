@@ -56,7 +56,7 @@ class BrokerHealth:
         """With `probe`, store a small message when no other write was seen for a while, to test whether writes work."""
         self.trouble = ""
         self._connection = connection
-        self._specs = {spec.name: spec for spec in topology.all_streams()}
+        self._specs = {spec.name: spec for spec in topology.all_streams() if not spec.on_demand}
         self._probe_subject = topology.subjects.req(PROBE_POOL, "std") if probe else ""
         self._probe_stream = topology.subjects.stream("REQ")
         self._look_s = look_s

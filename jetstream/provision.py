@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,11 +70,17 @@ class StreamStatus:
 
 
 async def ensure_topology(connection: Connection, topology: Topology) -> None:
-    """Create missing streams and update different ones. Several processes may do so at once.
+    """Create missing streams, but for those on demand, and update different ones. Several processes may do so at once.
 
     Raises TopologyError, which names the stream, and DiskFull when the server cannot reserve its bytes.
     """
     await ensure_streams(connection, topology.all_streams())
+
+
+async def ensure_on_demand(connection: Connection, spec: StreamSpec) -> None:
+    """Create a stream that is made on demand, if it is missing. Raises as `ensure_topology` does."""
+    if await _info(connection, spec.name) is None:
+        await ensure_streams(connection, [replace(spec, on_demand=False)])
 
 
 async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
@@ -92,7 +98,8 @@ async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
     for spec in topology.all_streams():
         info = await _info(connection, spec.name)
         if info is None:
-            plans.append(StreamPlan(spec.name, "create"))
+            if not spec.on_demand:
+                plans.append(StreamPlan(spec.name, "create"))
             continue
         changes = differences(info["config"], _wanted(spec, info))
         plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
@@ -104,6 +111,8 @@ async def status(connection: Connection, topology: Topology) -> list[StreamStatu
     found = []
     for spec in topology.all_streams():
         info = await _info(connection, spec.name)
+        if info is None and spec.on_demand:
+            continue
         if info is None:
             found.append(StreamStatus(stream=spec.name, exists=False, description=spec.description))
             continue
@@ -164,12 +173,14 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
 async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
     """Make a stream what it should be. A login that may not is given a while in which another process may do so.
 
-    A login that asks a steward for its consumers makes no streams either, so it does not try.
+    A login that asks a steward for its consumers makes no streams either, so it does not try, but for those that it asks for.
     """
     deadline = asyncio.get_running_loop().time() + OPERATOR_S
+    if spec.on_demand and await _info(connection, spec.name) is None:
+        return None
     while not await _is_right(connection, spec):
         why = "the steward or `headrace up` makes it"
-        if not connection.api.steward:
+        if not connection.api.steward or connection.api.is_asked(f"STREAM.CREATE.{spec.name}"):
             try:
                 return await _made(connection, spec)
             except AccessDenied as error:

@@ -43,6 +43,7 @@ class StreamSpec:
     deny_delete: bool = False
     no_ack: bool = False
     operators_size: bool = False  # `max_bytes` is for the beginning: what an operator makes of it is left alone
+    on_demand: bool = False  # made by the first process that uses it, because most deployments have no use for it
     counts: bool = False  # messages are additions to a number per subject; nats-server 2.12 or newer, else they are just stored
     replicas: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class ObjectStoreSpec:
     discard: Literal["old", "new"] = "new"
     max_bytes: int = -1
     operators_size: bool = False
+    on_demand: bool = False
     replicas: int = 1
 
     def stream(self) -> StreamSpec:
@@ -136,6 +138,7 @@ class ObjectStoreSpec:
             discard=self.discard,
             max_bytes=self.max_bytes,
             operators_size=self.operators_size,
+            on_demand=self.on_demand,
             max_age_s=self.ttl_s,
             duplicate_window_s=120.0,
             allow_msg_ttl=self.own_ttls,

@@ -240,6 +240,7 @@ class Topology:
             discard="old",
             max_bytes=self.block_bytes,
             operators_size=True,
+            on_demand=True,
             replicas=1,  # what is lost is computed again
         )
         return (
@@ -260,8 +261,12 @@ class Topology:
         )
 
     def all_streams(self) -> tuple[StreamSpec, ...]:
-        """Return all streams, with those of buckets and object stores."""
+        """Return all streams, with those of buckets and object stores, and those that are made on demand."""
         return (*self.streams(), *(b.stream() for b in self.buckets()), *(o.stream() for o in self.object_stores()))
+
+    def blocks(self) -> StreamSpec:
+        """Return the stream of the object store of KV blocks, which is made on demand."""
+        return next(store.stream() for store in self.object_stores() if store.name == self.subjects.bucket(BLOCKS))
 
     def _queue(self, kind: str, subjects: tuple[str, ...], description: str, **limits: Any) -> StreamSpec:
         return StreamSpec(

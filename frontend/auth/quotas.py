@@ -168,7 +168,8 @@ class Hold:
 
     def headers(self, *, anthropic: bool) -> list[tuple[bytes, bytes]]:
         """Return the rate limit headers as OpenAI sends them, or Anthropic: of each kind those of the tighter limit."""
-        now, found, until = self._wall(), [], b""
+        found: list[tuple[bytes, bytes]] = []
+        now, until = self._wall(), b""
         requests, tokens = _ANTHROPIC if anthropic else _OPENAI
         for (limit, remaining, reset), windows in ((requests, self.meters.requests), (tokens, self.meters.tokens_a_minute)):
             if not windows:

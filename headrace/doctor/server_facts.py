@@ -132,6 +132,8 @@ async def _read_stream(connection: Connection, spec: StreamSpec, seen: _Seen) ->
     except ApiError as error:
         if error.err_code != STREAM_NOT_FOUND:
             raise
+        if spec.on_demand:
+            return
         seen.plans.append(StreamPlan(spec.name, "create"))
         return
     seen.timed(info.get("ts"), before_s, time.time())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headrace.jetstream.core.api import CONSUMER_CREATE
 from headrace.jetstream.logins.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
-from headrace.jetstream.topology import Topology
+from headrace.jetstream.topology import BLOCKS, Topology
 
 RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
@@ -105,6 +105,10 @@ class RuleBook:
         """Let the login read a stream in order, by a consumer of its own that acks nothing."""
         stream = self.s.stream(kind)
         self.api(f"CONSUMER.CREATE.{stream}.*.{pattern}", f"CONSUMER.MSG.NEXT.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
+
+    def on_demand(self, stream: str) -> None:
+        """Let the login have a stream made that is made on demand, as the topology describes it."""
+        self._asked.add(f"STREAM.CREATE.{stream}")
 
     def of_own_pool(self, kind: str, *patterns: str) -> None:
         """Let the login read and delete the messages of a stream, and list and delete its consumers, with these subjects only.
@@ -273,7 +277,8 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.keep("models")
     book.fetch("adapters")
     book.add("spill")  # sealed payloads, and results that are too large for a frame
-    book.keep("blocks")
+    book.keep(BLOCKS)
+    book.on_demand(f"OBJ_{book.s.bucket(BLOCKS)}")
 
 
 def _planner(book: RuleBook, _login: Login) -> None:

@@ -24,6 +24,7 @@ from headrace.jetstream.logins.permissions import permissions
 from headrace.jetstream.logins.pool_calls import NotTheirs, PoolCalls
 from headrace.jetstream.logins.roles import Login, RoleName
 from headrace.jetstream.ports import Message
+from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
 
@@ -129,6 +130,8 @@ class Steward:
         try:
             if wish.call.startswith(CONSUMER_CREATE):
                 made = await self._connection.api.call(wish.call, wish.body)
+            elif wish.call == f"STREAM.CREATE.{self._topology.blocks().name}":
+                made = await self._make_blocks(login, wish.call)
             else:
                 allowed = permissions(self._topology, login)
                 made = await self._calls.make(allowed, wish.call, wish.body, in_use=lambda s: self._in_use(login, s))
@@ -143,6 +146,13 @@ class Steward:
             if len(answer) > self._connection.max_payload:  # the server's base64 of a message that is almost as large
                 answer = zlib.compress(answer, 1)
             self._connection.send(reply, answer)
+
+    async def _make_blocks(self, login: Login, call: str) -> dict[str, Any]:
+        """Make the store of KV blocks as the topology has it, whatever the wish says of it."""
+        if call not in permissions(self._topology, login).asked:
+            raise NotTheirs(f"the role {login.name} makes no streams")
+        await ensure_on_demand(self._connection, self._topology.blocks())
+        return {}
 
     async def _in_use(self, login: Login, subject: str) -> bool:
         """Return True if a subject is of another worker than the login's, and that worker has a lease.

@@ -39,6 +39,7 @@ from headrace.broker.tenants.inventory import KINDS, TenantInventory
 from headrace.cli import main
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects, tenant_owner
 from headrace.jetstream.topology import Topology
 
@@ -117,6 +118,8 @@ async def store_all(connection: Connection, subjects: Subjects, tenant: str) -> 
 async def all_stored(connection: Connection, subjects: Subjects) -> Stored:
     found: Stored = set()
     for spec in Topology(subjects).all_streams():
+        if spec.on_demand:
+            continue
         for message in await connection.subject_messages(spec.name, ">", limit=100_000):
             found.add((spec.name, message.subject, message.seq, message.data))
     return found
@@ -268,3 +271,14 @@ async def test_frontends_are_told_who_exported_and_who_deleted_a_tenant(
 async def test_a_tenant_that_can_have_no_name_is_refused(command: Command, tmp_path: Path) -> None:
     assert await command("delete", "", "--yes") == 1
     assert await command("export", "a\nb", "--out", str(tmp_path / "x")) == 1
+
+
+async def test_what_a_tenant_may_have_in_the_store_of_kv_blocks_is_said(
+    connection: Connection, subjects: Subjects, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await command("delete", "acme", "--yes") == 0
+    assert "KV blocks" not in capsys.readouterr().out
+    await ensure_on_demand(connection, Topology(subjects).blocks())
+    await connection.objects(subjects.bucket("blocks")).put("ns/a", b"block")
+    assert await command("delete", "acme", "--yes") == 0
+    assert "keeps KV blocks of prompts, which name no tenant" in capsys.readouterr().out

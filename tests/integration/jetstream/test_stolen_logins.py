@@ -18,6 +18,7 @@ from headrace.jetstream.errors import AccessDenied, TopologyError
 from headrace.jetstream.logins.permissions import PARTS_API
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.ports import Change, Delivery, Message
+from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer
@@ -73,7 +74,8 @@ async def test_an_answer_of_the_server_is_no_way_around_the_lists(guarded: Guard
     """Each call that a worker may make, with a reply subject that it may not publish to: nothing is stored or changed."""
     operator = guarded.operator
     await operator.publish(S.req(OTHER, "std"), b"a prompt")
-    before = {spec.name: await messages(operator, spec.name) for spec in TOPOLOGY.all_streams()}
+    made = [spec.name for spec in TOPOLOGY.all_streams() if not spec.on_demand]
+    before = {name: await messages(operator, name) for name in made}
     async with await guarded.as_(Login("worker", OWN)) as worker:
         await worker.ensure_consumer(work_consumer(S, OWN, "w1"))
         await worker.publish("$O.hr_models.M.evil", EVIL)
@@ -84,7 +86,7 @@ async def test_an_answer_of_the_server_is_no_way_around_the_lists(guarded: Guard
                 worker.core.send_now(wire.pub(asked, msgspec.json.encode(query), target))
         await worker.barrier()
     await asyncio.sleep(0.5)
-    after = {spec.name: await messages(operator, spec.name) for spec in TOPOLOGY.all_streams()}
+    after = {name: await messages(operator, name) for name in made}
     assert after == {**before, "OBJ_hr_models": 1 + len(TARGETS), "HR_WORK": 40}  # its own writes
     with pytest.raises(ApiError, match="10059"):
         await operator.api.call("STREAM.INFO.EVIL")
@@ -247,6 +249,21 @@ async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:
                 await tenant.request(subject, b"{}", timeout_s=1.0)
         ack = await tenant.publish(S.job("sim", "acme"), b"{}")
         assert ack.stream == "HR_JOB"
+
+
+async def test_a_steward_makes_the_store_of_kv_blocks_as_it_should_be_and_no_other_stream(guarded: Guarded) -> None:
+    blocks = TOPOLOGY.blocks()
+    async with await guarded.as_(Login("worker", OWN)) as worker, await guarded.as_(Login("ingress")) as ingress:
+        for call in ("STREAM.CREATE.EVIL", "STREAM.CREATE.HR_LOAD"):
+            with pytest.raises((ApiError, AccessDenied)):
+                await worker.api.call(call, {"name": call.rpartition(".")[2], "subjects": ["evil.>"]})
+        with pytest.raises((ApiError, AccessDenied)):
+            await ingress.api.call(f"STREAM.CREATE.{blocks.name}", blocks.config())
+        await worker.api.call(f"STREAM.CREATE.{blocks.name}", {"name": blocks.name, "subjects": ["hr.req.>"]})
+        config = (await guarded.operator.api.call(f"STREAM.INFO.{blocks.name}"))["config"]
+        assert config["subjects"] == list(blocks.subjects)
+        await ensure_on_demand(worker, blocks)
+        await worker.objects(S.bucket("blocks")).put("ns/a", b"block")
 
 
 async def test_an_operator_sees_changes_too(guarded: Guarded) -> None:

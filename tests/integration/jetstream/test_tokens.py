@@ -126,8 +126,9 @@ authorization {{
                 refused.append(str(error))
 
             worker._error_cb = on_error
-            await worker.publish(S.out("i1"), b"a frame")
-            await worker.publish(S.judge("i1"), b"a question")
+            own = S.spoken_by("p", "w1")
+            await worker.publish(own.out("i1"), b"a frame")
+            await worker.publish(own.judge("i1"), b"a question")
             await worker.flush()
             assert not refused
             for subject in (S.work("q", "w9"), f"{PARTS_API}.STREAM.PURGE.HR_REQ", S.cancel_jobs()):

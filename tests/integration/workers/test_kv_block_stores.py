@@ -8,13 +8,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from headrace.jetstream.client import Connection
 from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.provision import ensure_on_demand, ensure_topology, plan, status
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import BLOCKS, Topology
 from headrace.workers.vllm.tiers.block_record import DamagedBlock, seal
@@ -65,7 +68,9 @@ def store(transfers: Transfers, **blocks: bytes) -> None:
 
 async def made(server: EmbeddedServer, subjects: Subjects, connect: Connect, **sizes: int) -> Connection:
     connection = await connect(server)
-    await ensure_topology(connection, Topology(subjects, **sizes))  # type: ignore[arg-type]
+    topology = Topology(subjects, **sizes)  # type: ignore[arg-type]
+    await ensure_topology(connection, topology)
+    await ensure_on_demand(connection, topology.blocks())
     return connection
 
 
@@ -86,6 +91,7 @@ async def test_a_block_of_one_worker_is_loaded_by_another_and_after_a_restart(
 async def test_a_block_that_was_damaged_is_refused_and_goes(
     connection: Connection, nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
+    await ensure_on_demand(connection, Topology(subjects).blocks())
     objects = connection.objects(subjects.bucket(BLOCKS))
     await objects.put("ns/a", seal("ns/b", block(1)))
     blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects)
@@ -137,6 +143,7 @@ async def test_a_store_that_refuses_every_block_costs_nothing_but_that(
 ) -> None:
     """The server's disk is full: what is there can still be read."""
     connection = await made(nats_server, subjects, connect)
+    await ensure_on_demand(connection, Topology(subjects).blocks())
     await connection.objects(subjects.bucket(BLOCKS)).put("ns/a", seal("ns/a", block(1)))
     stream = f"OBJ_{subjects.bucket(BLOCKS)}"
     config = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
@@ -199,16 +206,31 @@ async def test_a_server_that_never_was_is_a_failed_store(subjects: Subjects) -> 
     await blocks.close()
 
 
-async def test_a_deployment_without_the_store_is_a_failed_store(
+async def test_the_store_is_made_by_the_first_worker_that_uses_it(
     connection: Connection, nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
-    """Of an older version, whose operator has not made it yet."""
-    await connection.api.call(f"STREAM.DELETE.OBJ_{subjects.bucket(BLOCKS)}")
+    """It sets 4 GiB of the server's disk aside, which a deployment without it keeps."""
+    stream = Topology(subjects).blocks().name
+    await ensure_topology(connection, Topology(subjects))
+    with pytest.raises(ApiError, match="10059"):
+        await connection.api.call(f"STREAM.INFO.{stream}")
+    assert stream not in {one.stream for one in await plan(connection, Topology(subjects))}
+    assert stream not in {one.stream for one in await status(connection, Topology(subjects))}
     blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects)
-    for work in (blocks.held(["a"]), blocks.read("a"), blocks.write("a", os.urandom(10))):
-        with pytest.raises(StoreFailed):
-            await work
+    assert list(await blocks.held(["a"])) == []
+    await blocks.write("a", b"block")
+    assert await blocks.read("a") == b"block"
     await blocks.close()
+    assert stream in {one.stream for one in await status(connection, Topology(subjects))}
+
+
+async def test_a_server_without_room_for_the_store_is_a_failed_store(tmp_path: Path, subjects: Subjects) -> None:
+    with EmbeddedServer(tmp_path, ServerSettings(max_file_store="1GB")) as small:
+        blocks = ObjectBlockStore(ConnectOptions(servers=(small.url,)), subjects)
+        for work in (blocks.held(["a"]), blocks.read("a"), blocks.write("a", os.urandom(10))):
+            with pytest.raises(StoreFailed, match="no room"):
+                await work
+        await blocks.close()
 
 
 def test_the_topology_has_a_bounded_store_that_forgets_the_oldest(subjects: Subjects) -> None:

@@ -1,7 +1,7 @@
 """Keeps blocks in an object store of the broker, where every worker of the deployment finds them, also after a restart.
 
 The server bounds the store: the oldest blocks make room, and none is kept for longer than the store's age. Nothing here waits
-for a server that is gone; the connection is made when it is first needed, and again after it has failed.
+for a server that is gone; the connection, and the store, are made when they are first needed, and again after they have failed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.errors import JetStreamError, NotConnected, ObjectCorrupt, ObjectNotFound
 from headrace.jetstream.objects.store import ObjectStore
+from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.topology import BLOCKS
+from headrace.jetstream.topology import BLOCKS, Topology
 from headrace.workers.vllm.tiers.block_record import DamagedBlock
 from headrace.workers.vllm.tiers.block_store import BlockAbsent, StoreFailed
 
@@ -65,7 +66,13 @@ class ObjectBlockStore:
     async def _objects(self) -> ObjectStore:
         async with self._connecting:
             if self._connection is None:
-                self._connection = await Connection.connect(self._options, subjects=self._subjects)
+                connection = await Connection.connect(self._options, subjects=self._subjects)
+                try:
+                    await ensure_on_demand(connection, Topology(self._subjects).blocks())
+                except BaseException:
+                    await connection.close()
+                    raise
+                self._connection = connection
         if not self._connection.connected:
             raise NotConnected("the broker is gone")
         return self._connection.objects(self._subjects.bucket(BLOCKS))
