@@ -208,7 +208,7 @@ def _prompt_cache(settings: FrontendSettings, metrics: Metrics | None) -> Prompt
 
 def _is_heavy(values: Sequence[object], limit: int) -> bool:
     """Return True if the values have more characters than the limit. Every value that is no text counts as a few."""
-    left = list(values)
+    left = [value for value in values if value]  # most requests have messages only
     while left:
         value = left.pop()
         if isinstance(value, str):

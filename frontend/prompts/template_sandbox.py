@@ -32,6 +32,7 @@ from headrace.frontend.prompts.growth import bounded_filter, check_method, check
 
 _STEPS = 64  # between two checks of the clock
 _MAX_BITS = 4096  # of the integers that a template computes
+_SIZED = (str, bytes, list, tuple)  # no union, which would be made anew for each check
 _LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length"})
 
 
@@ -130,11 +131,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute a sum, product, power or formatted text. Raises SecurityError if it would be larger than any prompt."""
-        if operator == "%":
-            check_percent(left)
-        elif operator == "+":
-            if isinstance(left, str | bytes | list | tuple) and isinstance(right, str | bytes | list | tuple):
+        if operator == "+":
+            if type(left) is str is type(right):  # nearly every sum of a template
                 check_size(len(left) + len(right))
+                return left + right
+            if isinstance(left, _SIZED) and isinstance(right, _SIZED):
+                check_size(len(left) + len(right))
+        elif operator == "%":
+            check_percent(left)
         elif operator == "**":
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
                 raise SecurityError("a power too large")
@@ -142,7 +146,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for many, times in ((left, right), (right, left)):
                 if not isinstance(times, int):
                     continue
-                if isinstance(many, str | bytes | list | tuple):
+                if isinstance(many, _SIZED):
                     check_size(len(many) * times)
                 if isinstance(many, int) and many.bit_length() + times.bit_length() > _MAX_BITS:
                     raise SecurityError("a product too large")

@@ -70,7 +70,7 @@ class Outbox:
         return sum(map(len, self._removed.values())) + sum(map(len, self._stored.values()))
 
     def __bool__(self) -> bool:
-        return self._cleared or self.size > 0
+        return self._cleared or any(self._stored.values()) or any(self._removed.values())
 
     def seal(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
         """Pack all waiting changes into numbered steps of at most `max_bytes`: at least one step, even if it is empty.
