@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import usage
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
 from headrace.tools.chaos.http import post
 from headrace.tools.chaos.quiescence import until_well
+from headrace.tools.serve_bench.processes import usage
 
 WELL_S = 60.0
 DURABLE = {"Headrace-Durable": "1"}

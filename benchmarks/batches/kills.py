@@ -27,7 +27,7 @@ import openai
 
 from benchmarks.batches.lines import ENDS, engine_of
 from benchmarks.deployment import Deployment
-from benchmarks.processes import processes_of
+from headrace.tools.serve_bench.processes import processes_of
 from headrace.workers.sim.answers.tokens import expected_text
 
 PATH = "/v1/completions"

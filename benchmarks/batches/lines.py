@@ -24,8 +24,8 @@ from typing import Any
 import openai
 
 from benchmarks.deployment import Deployment
-from benchmarks.processes import Usage, usage
 from benchmarks.serving import parts_of
+from headrace.tools.serve_bench.processes import Usage, usage
 
 MIB = 1024 * 1024
 PATH = "/v1/chat/completions"

@@ -99,7 +99,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "init": ("make the logins of a deployment for a nats-server of your own", add_init),
     "steward": ("keep streams and make consumers for parts that log in with a role", add_steward),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
-    "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
+    "bench": ("load a running server and report latencies, or replay a trace in virtual time", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),
     "dlq": ("list, show, run again or drop the requests that were taken out of service", add_dlq),
     "chaos": ("kill, freeze and drain the parts of a deployment under load, and account for every request", add_chaos),

@@ -20,9 +20,12 @@ def add_streams(commands: Any, about: str) -> None:
 
 def add_bench(commands: Any, about: str) -> None:
     """Add `headrace bench` and its actions, whose modules are slow to import."""
-    from headrace.tools.replay_bench.command import add_parser
+    from headrace.tools.replay_bench.command import add_replay
+    from headrace.tools.serve_bench.command import add_serve
 
-    add_parser(commands, about)
+    actions = add_group(commands, "bench", about=about)
+    add_serve(actions)
+    add_replay(actions)
 
 
 def add_replay(commands: Any, about: str) -> None:

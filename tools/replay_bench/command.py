@@ -1,4 +1,4 @@
-"""`headrace bench`: benchmarks that need neither a GPU nor a server."""
+"""`headrace bench replay`: traces through the router over simulated workers, with neither a GPU nor a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.commands.groups import add_group
 from headrace.errors import EXIT_OK, CommandError
 from headrace.logs import configure
 from headrace.router.errors import RouterError
@@ -37,13 +36,8 @@ Times are virtual: a replay takes seconds. The engines are modelled, the router 
 what is modelled and what the columns mean."""
 
 
-def add_parser(subparsers: Any, about: str) -> None:
-    """Add `bench` and its actions to the command line."""
-    description = "Benchmarks that need neither a GPU nor a NATS server."
-    _add_replay(add_group(subparsers, "bench", about=about, description=description))
-
-
-def _add_replay(actions: Any) -> None:
+def add_replay(actions: Any) -> None:
+    """Add `headrace bench replay` to the command line."""
     parser = actions.add_parser(
         "replay",
         help="replay a trace through the router over simulated workers, in virtual time",

@@ -26,7 +26,7 @@ def usage(pid: int) -> Usage:
 
 
 def processes_of(data_dir: Path, parent: int) -> dict[str, int]:
-    """The parts of a running `headrace up`, by a short name."""
+    """Return the process ids of the parts of a running `headrace up`, by a short name."""
     parts: dict[str, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,0 +1,1 @@
+"""`headrace bench serve`: load on a running OpenAI-compatible server, and what it answers."""
