@@ -10,6 +10,7 @@ import structlog
 
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Envelope
+from headrace.broker.messages.encoding import EncodeMedia
 from headrace.broker.messages.prefill import PrefillJob
 from headrace.broker.sealing import unseal
 from headrace.jetstream.errors import JetStreamError, ObjectError
@@ -30,7 +31,7 @@ async def sha256_hex(data: bytes) -> str:
 
 
 async def fetch_payload(
-    messaging: Messaging, subjects: Subjects, envelope: Envelope | PrefillJob, *, wanted: Callable[[], bool]
+    messaging: Messaging, subjects: Subjects, envelope: Envelope | PrefillJob | EncodeMedia, *, wanted: Callable[[], bool]
 ) -> bytes:
     """Return the payload from the envelope or from the object store, with retries while `wanted()` is True.
 

@@ -24,6 +24,7 @@ JOB_ACK_WAIT_S = 6.0
 WORK_INACTIVE_S = 15 * 60.0
 
 BLOCKS = "blocks"
+EMBEDDINGS = "embeddings"
 
 # The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "JOB", "PREFILL")
@@ -65,6 +66,8 @@ class Topology:
 
     block_bytes: int = 4096 * MIB  # KV blocks of prompts: the oldest are removed; an operator may give more or less
     block_max_age_s: float = DAY_S
+    embedding_bytes: int = 1024 * MIB  # of media: the oldest are removed; an operator may give more or less
+    embedding_max_age_s: float = HOUR_S
 
     def streams(self) -> tuple[StreamSpec, ...]:
         s, p = self.subjects, self.subjects.prefix
@@ -243,6 +246,16 @@ class Topology:
             on_demand=True,
             replicas=1,  # what is lost is computed again
         )
+        embeddings = ObjectStoreSpec(
+            name=self.subjects.bucket(EMBEDDINGS),
+            description="what encoders made of media, for every worker with the same encoder",
+            ttl_s=self.embedding_max_age_s,
+            discard="old",
+            max_bytes=self.embedding_bytes,
+            operators_size=True,
+            on_demand=True,
+            replicas=1,  # what is lost is computed again
+        )
         return (
             *(
                 ObjectStoreSpec(
@@ -258,6 +271,7 @@ class Topology:
             files,
             stored,
             blocks,
+            embeddings,
         )
 
     def all_streams(self) -> tuple[StreamSpec, ...]:
@@ -266,7 +280,14 @@ class Topology:
 
     def blocks(self) -> StreamSpec:
         """Return the stream of the object store of KV blocks, which is made on demand."""
-        return next(store.stream() for store in self.object_stores() if store.name == self.subjects.bucket(BLOCKS))
+        return self._object_store(BLOCKS)
+
+    def embeddings(self) -> StreamSpec:
+        """Return the stream of the object store of embeddings, which is made on demand."""
+        return self._object_store(EMBEDDINGS)
+
+    def _object_store(self, kind: str) -> StreamSpec:
+        return next(store.stream() for store in self.object_stores() if store.name == self.subjects.bucket(kind))
 
     def _queue(self, kind: str, subjects: tuple[str, ...], description: str, **limits: Any) -> StreamSpec:
         return StreamSpec(

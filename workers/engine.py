@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -120,6 +120,7 @@ class EngineInfo:
     beam_width: int = 0  # most beams of a beam search, 0 = none
     ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt
+    encoder: str = ""  # engines with equal words make the same embeddings of media, and pass them on; empty = none are passed
     hands_over_media: bool = False  # whether blocks of prompts with media can be handed over
     follows: bool = False  # computes a part of an engine that another node's worker serves, and takes no sequences itself
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -164,6 +165,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     rank: int | None = None  # the data-parallel rank to compute it; None = the engine chooses
     media: Seq[Mapping[str, Any]] = ()
+    embeddings: Mapping[int, bytes] = {}  # by the index of a media item: what an encode worker has made of it
     prompt_embeds: StoredTensor | None = None  # a row per prompt token, whose ids are placeholders then
     handover: Handover | None = None
     expected_cached: int = 0  # tokens of the prefix that the cache should have, as far as KV events tell
@@ -294,6 +296,17 @@ class KvBatch(list[KvEvent]):
         super().__init__(events)
         self.number = number
         self.partial = partial
+
+
+@runtime_checkable
+class MediaEncoder(Protocol):
+    """An engine that can run the encoder of a multimodal model by itself, in the role `encode`."""
+
+    async def encode(self, item: Mapping[str, Any]) -> bytes:
+        """Compute the embeddings of a media item (`kind`, `type`, `data`), as `Sequence.embeddings` has them.
+
+        Raises RequestInvalid for an item that cannot be read, UnsupportedByEngine, EngineDead, EngineError.
+        """
 
 
 class Engine(Protocol):

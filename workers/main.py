@@ -38,6 +38,8 @@ from headrace.workers.adapter_files.source import AllowedSources
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
+from headrace.workers.encoding.server import EncodeServer
+from headrace.workers.encoding.wiring import embedding_source, encode_server, make_store
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
@@ -72,6 +74,8 @@ from headrace.workers.text.tokens import token_table
 log = structlog.get_logger()
 
 ENGINE_STOP_GRACE_S = 10.0
+Part = KvFeed | Handovers | CardKeeper | Canary | WorkerHealth | EncodeServer
+"""What runs beside the session and the runtime."""
 STEPS_AHEAD = 2  # engine steps of work that a prefill worker accepts at once: one runs, one waits
 STEP_TOKENS = 8192  # tokens of a step, for an engine that does not report them
 
@@ -205,6 +209,8 @@ async def _serve(
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
+        await make_store(connection, subjects, info)
+        encoder = encode_server(settings, engine, info, connection, subjects)
         deps = WorkerDeps(
             messaging=connection,
             subjects=subjects,
@@ -218,6 +224,7 @@ async def _serve(
             executor=runtime,
             kv=publisher,
             prefill=prefill,
+            encode=encoder,
             set_role=runtime.set_role,
             adapters=EngineAdapters(
                 engine,
@@ -242,6 +249,7 @@ async def _serve(
             handovers.coordinator,
             parsers=started.family.build(engine, info, table, parsers),
             results=ResultObjects(connection, subjects, sealed=bool(options.steward)),
+            embeddings=embedding_source(settings, info, session, connection, subjects),
         )
         canary = Canary(
             probe,
@@ -251,7 +259,10 @@ async def _serve(
             serving=lambda: session.registered and session.state.taking,
         )
         health = WorkerHealth(process.state, session, engine, runtime, info, card)
-        await _run_session(settings, session, runtime, [*feeds, handovers, keeper, canary, health], card.model)
+        others: list[Part] = [*feeds, handovers, keeper, canary, health]
+        if encoder is not None:
+            others.append(encoder)
+        await _run_session(settings, session, runtime, others, card.model)
 
 
 def _cache_events(
@@ -267,7 +278,7 @@ def _cache_events(
     There are none for an engine without cache events.
     """
     if not member.kv_events:
-        if not POOLING_KINDS & set(info.kinds):
+        if not POOLING_KINDS & set(info.kinds) and member.role != "encode":
             log.warning(
                 "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
             )
@@ -326,7 +337,7 @@ async def _run_session(
     settings: WorkerSettings,
     session: WorkerSession,
     runtime: Runtime,
-    others: list[KvFeed | Handovers | CardKeeper | Canary | WorkerHealth],
+    others: list[Part],
     model: str,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:

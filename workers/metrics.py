@@ -68,6 +68,28 @@ HANDOVER_S = Histogram(
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
 HANDOVER_TOKENS = Counter("headrace_worker_handover_tokens_total", "Tokens whose KV blocks were fetched from another worker")
+EMBEDDINGS = Counter(
+    "headrace_worker_embeddings_total",
+    "Media items of requests, by where their embeddings came from: kept by this worker, the store, an encode worker, or the "
+    "engine here",
+    ["source"],
+)
+EMBEDDING_FAILURES = Counter(
+    "headrace_worker_embedding_failures_total", "Embeddings of media that were to come from elsewhere, and did not", ["reason"]
+)
+EMBEDDING_S = Histogram(
+    "headrace_worker_embedding_seconds",
+    "Time that a request waited for the embeddings of its media",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+ENCODES = Counter(
+    "headrace_worker_encodes_total", "Media items that an encode worker was asked for, by what became of them", ["result"]
+)
+ENCODE_S = Histogram(
+    "headrace_worker_encode_seconds",
+    "Time that the encoder took for a media item",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
 KV_BLOCKS = Gauge("headrace_worker_kv_blocks", "Blocks that the engine has cached, as published", ["tier", "rank"])
 KV_MESSAGES = Counter("headrace_worker_kv_messages_total", "Messages stored in the KV stream", ["kind"])
 KV_WAITING = Gauge("headrace_worker_kv_waiting", "Changes of blocks that wait to be published", ["rank"])

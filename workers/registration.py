@@ -181,6 +181,7 @@ def build_member(
         step_tokens=info.step_tokens,
         roles=sorted(capabilities.roles),
         handover=info.handover,
+        encoder=info.encoder,
         ranks=info.ranks,
         transfer_card=info.transfer_card,
         tool_parser=card.tool_parser,

@@ -15,7 +15,7 @@ SAMPLING = frozenset(
 
 KINDS = ("chat", "completion", "embedding", "score", "classify", "image")
 EngineName = Literal["vllm", "sglang", "sim", "trtllm", "diffusion"]
-RoleName = Literal["aggregated", "prefill", "decode"]
+RoleName = Literal["aggregated", "prefill", "decode", "encode"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
 
@@ -96,8 +96,9 @@ class WorkerSettings:
     role: Annotated[
         RoleName,
         Setting(
-            "What the worker does: answer requests (aggregated), answer them and let others compute their prompts (decode), or "
-            "compute prompts for decode workers (prefill). `up` gives each worker its role.",
+            "What the worker does: answer requests (aggregated), answer them and let others compute their prompts (decode), "
+            "compute prompts for decode workers (prefill), or run the encoder of images, videos and sounds for workers with "
+            "`encoders=true` (encode). `up` gives each worker its role.",
             "--role",
             commands=("worker",),
         ),
@@ -251,6 +252,15 @@ class WorkerSettings:
             most=3600,
         ),
     ] = 10.0
+    encode_wait_s: Annotated[
+        float,
+        Setting(
+            "Longest time that a request waits for encode workers to encode its media; then its own worker does.",
+            "--encode-wait",
+            least=0.01,
+            most=3600,
+        ),
+    ] = 5.0
     adapter_sources: Annotated[
         Sequence[str],
         Setting(

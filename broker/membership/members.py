@@ -166,6 +166,10 @@ class Members:
         able = [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover]
         return [member for member in able if adapter in member.adapters] if adapter else able
 
+    def encode_workers(self, pool: str, encoder: str) -> list[WorkerMember]:
+        """Return the workers that encode media for others, and make what the encoder `encoder` makes."""
+        return [m for m in self.ready_workers(pool) if m.role == "encode" and encoder and m.encoder == encoder]
+
     def worker_live(self, pool: str, worker: str) -> bool:
         """Return True if the worker holds a lease, as last reported."""
         return self._subjects.worker_key(pool, worker) in self._values

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from headrace.broker.messages.base import Count, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
 
+HELPERS = frozenset({"prefill", "encode"})
+"""Workers in these roles own no requests: they compute prompts, or encode media, for those that do."""
+
 
 class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The value of a worker's lease."""
@@ -32,6 +35,7 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     roles: list[str] = []  # roles that it can change to
     handover: str = ""  # KV transfer method; workers with the same one can transfer blocks; empty = none
     ranks: Ranks = 1  # data-parallel ranks of its engine, each with a KV cache and a queue of its own
+    encoder: str = ""  # workers with the same one make the same embeddings of media, and pass them on; empty = none are passed
     transfer_card: bytes = b""  # data that other engines need to reach its memory
     tool_parser: str | None = None  # parser of its answers; the card names the parsers of the worker that joined last
     reasoning_parser: str | None = None
@@ -41,8 +45,8 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def serves(self) -> bool:
-        """True if it owns requests; a worker in the role `prefill` only prefills prompts for other workers."""
-        return self.role != "prefill"
+        """True if it owns requests; workers in the roles `prefill` and `encode` compute parts of them for other workers."""
+        return self.role not in HELPERS
 
 
 class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):

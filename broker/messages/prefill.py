@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from headrace.broker.messages import JobFault, Record, Spill, WorkerControl
 from headrace.broker.messages.base import Attempt, JobId, Rank, Run64, Seconds, Small, Token, Tokens, UnixTime
+from headrace.broker.messages.encoding import EncodeMedia
 
 
 class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -105,4 +106,4 @@ class SetRole(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
 
 
 PrefillControl = PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop | SetRole
-AnyWorkerControl = WorkerControl | PrefillControl
+AnyWorkerControl = WorkerControl | PrefillControl | EncodeMedia

@@ -25,12 +25,14 @@ from headrace.broker.messages import (
     Since,
     UnloadAdapter,
 )
+from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.run import RunState
 from headrace.broker.worker.operating.command_audit import note_command
 from headrace.broker.worker.operating.operator_commands import Inspector, OperatorCommands
+from headrace.broker.worker.ports import EncodePort
 from headrace.broker.worker.reply import reply
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
@@ -44,7 +46,7 @@ OPERATORS = (Drain, SetRole, LoadAdapter, UnloadAdapter)
 """Messages that only an operator may send: they come to a subject of their own, which workers may not publish to."""
 
 
-PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping)
+PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping, EncodeMedia)
 """Messages that another worker may send, at the subject that other workers may publish to."""
 
 
@@ -130,11 +132,13 @@ class WorkerInbox:
         prefill: PrefillInbox,
         commands: OperatorCommands,
         inspector: Inspector,
+        encoding: EncodePort | None = None,
     ) -> None:
         self._messaging = deps.messaging
         self._state = state
         self._commands = commands
         self._inspector = inspector
+        self._encoding = encoding
         # Each handler returns an answer, or None where there is none or it comes later.
         self._handlers: dict[type[Record], Callable[[Any, str], Record | None]] = {
             Answers: lambda control, _: judges.on_answers(control),
@@ -146,6 +150,7 @@ class WorkerInbox:
             PrefillDrop: lambda control, _: prefill.drop(control),
             Drain: lambda control, _: self._on_drain(control),
             SetRole: lambda control, reply_to: commands.begin_role(control.role, control.grace_s, reply_to),
+            EncodeMedia: self._on_encode,
             LoadAdapter: commands.begin_adapter,
             UnloadAdapter: commands.begin_adapter,
             KvDump: lambda _, __: self._on_dump(),
@@ -198,6 +203,12 @@ class WorkerInbox:
         answer = self._handlers[type(control)](control, message.reply)
         if answer is not None:
             reply(self._messaging, message.reply, answer)
+
+    def _on_encode(self, job: EncodeMedia, reply_to: str) -> MediaEncoded | None:
+        if self._encoding is None or not self._state.taking:
+            return MediaEncoded(ok=False, message=f"worker {self._state.worker} encodes nothing for others now")
+        self._encoding.begin(job, lambda answer: reply(self._messaging, reply_to, answer))
+        return None
 
     def _on_drain(self, control: Drain) -> Done:
         self._commands.begin_drain(control.grace_s)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Finish, JobFault, LoadReport, Text, TokenLogprob
+from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillExecutor, PrefillServer
 from headrace.broker.protocol.run import Run
@@ -111,6 +112,13 @@ class EngineOperations(Protocol):
         """Change the level from which this process logs."""
 
 
+class EncodePort(Protocol):
+    """The encoder of an encode worker."""
+
+    def begin(self, job: EncodeMedia, answer: Callable[[MediaEncoded], None]) -> None:
+        """Begin to encode an item. `answer` is called once, at the latest at its end."""
+
+
 class KvPort(Protocol):
     """The publisher of a worker's cache events."""
 
@@ -135,7 +143,8 @@ class KvPort(Protocol):
 class EnginePorts:
     """The engine of one worker as its session uses it.
 
-    Without `kv` no cache events are published, without `prefill` no prompts are computed for other workers.  `set_role` has the
+    Without `kv` no cache events are published, without `prefill` no prompts are computed for other workers, without `encode` no
+    media encoded.  `set_role` has the
     engine change its role, and raises HeadraceError if it cannot.  Without `adapters` these are those of the start.  Without
     `operations` operators' commands are refused.
     """
@@ -143,6 +152,7 @@ class EnginePorts:
     executor: Executor
     kv: KvPort | None = None
     prefill: PrefillExecutor | None = None
+    encode: EncodePort | None = None
     set_role: Callable[[str], Awaitable[None]] | None = None
     adapters: AdapterPort | None = None
     operations: EngineOperations | None = None

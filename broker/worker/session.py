@@ -94,7 +94,7 @@ class WorkerSession:
         self._judge_inbox = JudgeInbox(state, runs, outbox)
         prefill_inbox = PrefillInbox(self.prefill_client, prefill)
         inspector = Inspector(state, lease, engine.kv, prefill)
-        self._inbox = WorkerInbox(deps, state, self._judge_inbox, prefill_inbox, self.commands, inspector)
+        self._inbox = WorkerInbox(deps, state, self._judge_inbox, prefill_inbox, self.commands, inspector, engine.encode)
         self._subscribe_to_changes()
 
     def _make_lease(self) -> LeaseKeeper:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from headrace.broker.messages.members import HELPERS
 from headrace.doctor.facts import DeploymentFacts, StreamFacts, WorkerFacts
 from headrace.doctor.findings import Finding, error, ok, warning
 from headrace.jetstream.subjects import Subjects
@@ -52,7 +53,7 @@ def _silent(workers: Sequence[WorkerFacts]) -> Iterator[Finding]:
 
 
 def _waiting(facts: DeploymentFacts) -> Iterator[Finding]:
-    serving = {w.pool for w in facts.workers if w.role != "prefill"}
+    serving = {w.pool for w in facts.workers if w.role not in HELPERS}
     for pool, count in sorted(facts.waiting.items()):
         if count and pool not in serving:
             yield error(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headrace.jetstream.core.api import CONSUMER_CREATE
 from headrace.jetstream.logins.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
-from headrace.jetstream.topology import BLOCKS, Topology
+from headrace.jetstream.topology import BLOCKS, EMBEDDINGS, Topology
 
 RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
@@ -277,8 +277,9 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.keep("models")
     book.fetch("adapters")
     book.add("spill")  # sealed payloads, and results that are too large for a frame
-    book.keep(BLOCKS)
-    book.on_demand(f"OBJ_{book.s.bucket(BLOCKS)}")
+    for kind in (BLOCKS, EMBEDDINGS):
+        book.keep(kind)
+        book.on_demand(f"OBJ_{book.s.bucket(kind)}")
 
 
 def _planner(book: RuleBook, _login: Login) -> None:

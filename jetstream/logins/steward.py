@@ -25,6 +25,7 @@ from headrace.jetstream.logins.pool_calls import NotTheirs, PoolCalls
 from headrace.jetstream.logins.roles import Login, RoleName
 from headrace.jetstream.ports import Message
 from headrace.jetstream.provision import ensure_on_demand
+from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
 
@@ -105,6 +106,7 @@ class Steward:
         self._topology = topology
         self._tasks = tasks
         self._calls = PoolCalls(connection.api)
+        self._on_demand = {f"STREAM.CREATE.{spec.name}": spec for spec in (topology.blocks(), topology.embeddings())}
 
     async def start(self) -> None:
         """Answer from now on, while the connection is open."""
@@ -130,8 +132,8 @@ class Steward:
         try:
             if wish.call.startswith(CONSUMER_CREATE):
                 made = await self._connection.api.call(wish.call, wish.body)
-            elif wish.call == f"STREAM.CREATE.{self._topology.blocks().name}":
-                made = await self._make_blocks(login, wish.call)
+            elif (spec := self._on_demand.get(wish.call)) is not None:
+                made = await self._make_on_demand(login, wish.call, spec)
             else:
                 allowed = permissions(self._topology, login)
                 made = await self._calls.make(allowed, wish.call, wish.body, in_use=lambda s: self._in_use(login, s))
@@ -147,11 +149,11 @@ class Steward:
                 answer = zlib.compress(answer, 1)
             self._connection.send(reply, answer)
 
-    async def _make_blocks(self, login: Login, call: str) -> dict[str, Any]:
-        """Make the store of KV blocks as the topology has it, whatever the wish says of it."""
+    async def _make_on_demand(self, login: Login, call: str, spec: StreamSpec) -> dict[str, Any]:
+        """Make a stream as the topology has it, whatever the wish says of it."""
         if call not in permissions(self._topology, login).asked:
             raise NotTheirs(f"the role {login.name} makes no streams")
-        await ensure_on_demand(self._connection, self._topology.blocks())
+        await ensure_on_demand(self._connection, spec)
         return {}
 
     async def _in_use(self, login: Login, subject: str) -> bool:

@@ -63,8 +63,9 @@ class DisaggPlanner:
 
     def put_worker(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
         """Note any worker. Return whether the columns of the prefill workers have changed."""
-        self.known = self.known or not info.serves or info.takes_handovers
-        return not info.serves and self.pool.put(info, speed)
+        prefills = info.role == "prefill"
+        self.known = self.known or prefills or info.takes_handovers
+        return prefills and self.pool.put(info, speed)
 
     def remove_worker(self, worker: str) -> None:
         """Forget any worker that has left."""

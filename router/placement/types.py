@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.broker.messages import Candidate, PrefillDecision
+from headrace.broker.messages.members import HELPERS
 from headrace.jetstream.subjects import BATCH_CLASSES
 
 
@@ -32,7 +33,7 @@ class WorkerInfo:
     @property
     def serves(self) -> bool:
         """The worker may get requests."""
-        return self.role != "prefill"
+        return self.role not in HELPERS
 
     @property
     def takes_handovers(self) -> bool:

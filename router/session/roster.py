@@ -66,8 +66,9 @@ class Roster:
         self._remote: dict[str, None] = {}  # requests whose prompts other workers compute
 
     def refresh(self, now_s: float) -> bool:
-        """Compare with the leases and tell the scheduler. Return whether something has changed."""
-        live = places_of(self._members.workers(self._pool))
+        """Compare with the leases, but for encode workers, and tell the scheduler. Return whether something has changed."""
+        members = self._members.workers(self._pool)
+        live = places_of({name: member for name, member in members.items() if member.role != "encode"})
         changed = False
         for worker in [name for name in self._workers if name not in live]:
             del self._workers[worker]

@@ -13,6 +13,7 @@ import httpx
 import headrace.frontend.server
 import headrace.frontend.serving
 import headrace.workers.main
+from headrace.broker.messages.members import HELPERS
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.client import ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
@@ -43,7 +44,7 @@ class Serving:
         task = asyncio.create_task(headrace.workers.main.run_worker(settings, self._options, self._subjects))
         self._workers[task] = settings
         alike = [s for one, s in self._workers.items() if s.served_name == settings.served_name and not one.done()]
-        serving = max(1, sum(s.role != "prefill" for s in alike))  # those that only compute prompts are not counted
+        serving = max(1, sum(s.role not in HELPERS for s in alike))  # those that help others are not counted
         await self._until(lambda health: self._workers_of(health, settings) >= serving, task)
         return task
 

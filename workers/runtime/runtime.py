@@ -32,7 +32,7 @@ from headrace.workers.runtime.pooling import PoolRuns, ResultStore
 from headrace.workers.runtime.rank_loads import rank_loads
 from headrace.workers.runtime.refusal import refuse
 from headrace.workers.runtime.runs import RemotePrefills, Runs
-from headrace.workers.runtime.sequences import Sequences
+from headrace.workers.runtime.sequences import Embeddings, Sequences
 from headrace.workers.runtime.stuck_sequences import StuckSequences, give_up
 from headrace.workers.runtime.watchdog import EngineWork, Watchdog
 from headrace.workers.text.pipeline import TokenTable
@@ -80,13 +80,15 @@ class Runtime:
         *,
         parsers: ParserSet | None = None,
         results: ResultStore | None = None,
+        embeddings: Embeddings | None = None,
     ) -> None:
         """Attach the sink.
 
         Without `remotes` every prompt is computed here, without `parsers` no answer can be parsed, without `results` a picture
-        has to fit into a frame.
+        has to fit into a frame, without `embeddings` the engine encodes all media.
         """
         self._pooling.results = results
+        self.sequences.embeddings = embeddings
         self._sink = sink
         self._info = info
         self._remotes = remotes

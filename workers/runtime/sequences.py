@@ -6,8 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
+import msgspec
+
+from headrace.broker.messages import Envelope, Generation
 from headrace.broker.protocol.run import Run
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers.capability_check import refuse_undeclared
@@ -16,6 +20,15 @@ from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.watchdog import Watchdog
+
+NOTHING: Mapping[int, bytes] = MappingProxyType({})
+
+
+class Embeddings(Protocol):
+    """Gets embeddings of media from elsewhere (`headrace.workers.encoding.source.EmbeddingSource`)."""
+
+    async def fetch(self, envelope: Envelope, generation: Generation, *, cached: int) -> Mapping[int, bytes]:
+        """Return what there is, by the index of the item. `cached`: tokens of the prompt that need no embeddings."""
 
 
 class Sequences:
@@ -36,6 +49,7 @@ class Sequences:
         self._watchdog = watchdog
         self._refused = refused
         self.scope = scope
+        self.embeddings: Embeddings | None = None  # without it the engine encodes all media
         self.active: dict[str, ChoiceRun] = {}
         self._by_run: dict[Run, list[ChoiceRun]] = {}  # of `active`
         self.unsubmitted_by: Counter[int] = Counter()  # tokens to be computed of the sequences still in `commands`, by rank
@@ -90,17 +104,24 @@ class Sequences:
             await self._submit(choice, choice.id, None)
 
     async def _submit_aside(self, choice: ChoiceRun) -> None:
+        embeddings = NOTHING
+        if self.embeddings is not None and choice.generation.media:
+            embeddings = await self.embeddings.fetch(choice.run.envelope, choice.generation, cached=choice.expected_cached)
         try:
-            await self._submit(choice, choice.id, None)
+            await self._submit(choice, choice.id, None, embeddings)
         except EngineDead as error:
             self._watchdog.declare_dead(str(error))
 
-    async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
+    async def _submit(
+        self, choice: ChoiceRun, sequence_id: str, handover: Handover | None, embeddings: Mapping[int, bytes] = NOTHING
+    ) -> None:
         if self.active.get(sequence_id) is not choice:
             return  # The choice was taken back meanwhile.
         run = choice.run
         try:
             sequence = choice.sequence(handover)
+            if embeddings:
+                sequence = msgspec.structs.replace(sequence, embeddings=embeddings)
             refuse_undeclared(self._engine.capabilities, sequence)
             await self._engine.submit(sequence)
         except EngineDead:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.plain_types import check_plain_types
+from headrace.workers.vllm.embeddings.settings import check_encoders
 from headrace.workers.vllm.settings import ADDED_ARGS, check_names
 from headrace.workers.vllm.tiers.settings import tiers_of
 
@@ -27,6 +28,7 @@ def check_arguments(args: Mapping[str, Any]) -> None:
     check_names(args, [*known, *ADDED_ARGS])
     check_plain_types("vLLM", args, known)
     tiers_of(args)
+    check_encoders(args)
 
 
 def vllm_settings(package: Path | None = None) -> dict[str, str]:

@@ -39,12 +39,15 @@ from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
 from headrace.workers.vllm.adapters import Adapters
 from headrace.workers.vllm.core_death import CORE_GONE, CoreDeath
+from headrace.workers.vllm.embeddings.item_folder import LentItems
+from headrace.workers.vllm.embeddings.settings import hands_over_embeddings
 from headrace.workers.vllm.kv_listener import KvListener
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
 from headrace.workers.vllm.media_support import MediaSupport
 from headrace.workers.vllm.operations import VllmOperations
 from headrace.workers.vllm.pooling import VllmPooling
+from headrace.workers.vllm.prompts import Prompts
 from headrace.workers.vllm.settings import kv_events_wanted, ranks
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
@@ -72,7 +75,7 @@ class VllmEngine:
         self._sockets: SocketFolder | None = None
         self._kv: KvListener | None = None
         self._pooling: VllmPooling | None = None
-        self._media: MediaReader | None = None
+        self._prompts: Prompts | None = None
         self._operations: VllmOperations | None = None
         self._stats_log: StatsLog | None = None
 
@@ -86,7 +89,7 @@ class VllmEngine:
         lora = self._adapters is not None and self._adapters.changeable
         return Capabilities(
             resume_repetition=True,  # it counts the tokens of prompts, too
-            roles=exchange.roles if exchange is not None else frozenset({Role.AGGREGATED}),
+            roles=self._roles(),
             disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
             kv_events=self._kv is not None,
             logprobs=True,
@@ -101,6 +104,11 @@ class VllmEngine:
             sleep_levels=levels,
             operations=operations | ADAPTER_OPERATIONS if lora else operations,
         )
+
+    def _roles(self) -> frozenset[Role]:
+        if self._started is not None and self._started.encodes:
+            return frozenset({Role.ENCODE})
+        return self._exchange.roles if self._exchange is not None else frozenset({Role.AGGREGATED})
 
     @property
     def _adapters(self) -> Adapters | None:
@@ -124,7 +132,9 @@ class VllmEngine:
             with self._sockets.given(os.environ):
                 access = prepare_tiers(config, self._sockets.path)
                 kv_events = self._kv.config() if self._kv is not None else None
-                started = await start_vllm(config, self._meter, kv_events, access=access)
+                lent = LentItems(self._sockets.path / "items") if hands_over_embeddings(config) else None
+                items = lent.folder.path if lent is not None else None
+                started = await start_vllm(config, self._meter, kv_events, access=access, items=items)
         except BaseException:
             self._deafen()
             await asyncio.to_thread(self._processes.kill)
@@ -137,8 +147,8 @@ class VllmEngine:
         if POOLING_KINDS & set(started.info.kinds):
             self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._death.translate)
             self._deafen()  # where it was not known before that there is nothing to route by
-        if started.offer.slots:
-            self._media = MediaReader(started.llm, started.offer)
+        reader = MediaReader(started.llm, started.offer) if started.offer.slots else None
+        self._prompts = Prompts(started.llm, reader, lent, embeds=started.info.prompt_embeds)
         if self._kv is not None:
             self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
@@ -172,6 +182,8 @@ class VllmEngine:
         if self._pooling is not None:
             raise UnsupportedByEngine(f"this vLLM serves {', '.join(started.info.kinds)} and generates nothing")
         self._check_awake()
+        prompts = self._prompts
+        assert prompts is not None  # of an engine that was started  # noqa: S101
         run = EngineRequest(sequence)
         try:
             run.request_id, transfer = exchange.admit(sequence)
@@ -184,9 +196,9 @@ class VllmEngine:
         exchange.began(run.request_id, sequence)
         self._meter.queued(sequence.id, convert.to_compute(sequence))
         try:
-            prompt = await self._prompt(started, run)
+            prompt = await prompts.prompt(run)
             if sequence.id not in self._runs:  # aborted meanwhile
-                self._forget_media(run)
+                prompts.forget(run)
                 return
             collector = await started.llm.add_request(
                 run.request_id,
@@ -203,7 +215,7 @@ class VllmEngine:
         except BaseException as error:
             run.closed = True
             self._ended(sequence.id)
-            self._forget_media(run)
+            prompts.forget(run)
             raise self._death.translate(error) from error
         if run.closed:  # aborted while it was being handed over
             await started.llm.abort(run.request_id)
@@ -215,27 +227,15 @@ class VllmEngine:
         if self._operations is not None and self._operations.asleep:
             raise EngineOverloaded(f"the engine sleeps (level {self._operations.asleep})")
 
-    async def _prompt(self, started: Started, run: EngineRequest) -> Any:
-        sequence = run.sequence
-        if sequence.media:
-            return await self._media_prompt(run)
-        if sequence.prompt_embeds is None:
-            return convert.to_prompt(sequence)
-        if not started.info.prompt_embeds:
-            raise UnsupportedByEngine("this vLLM was started without enable_prompt_embeds", param="prompt_embeds")
-        return await asyncio.to_thread(convert.to_prompt, sequence, started.llm.model_config)
-
-    async def _media_prompt(self, run: EngineRequest) -> Any:
-        if self._media is None:
-            raise UnsupportedByEngine("this model takes no media, only text", param="messages")
-        made = await self._media.prompt(run.sequence)
-        run.token_ids, run.prompt_tokens = made.token_ids, made.tokens
-        return made.given
-
-    def _forget_media(self, run: EngineRequest) -> None:
-        """Drop the items of a request from vLLM's cache: vLLM has processed them, but its core may not have got them."""
-        if self._media is not None and run.prompt_tokens is not None:
-            self._media.forget(run.sequence)
+    async def encode(self, item: Mapping[str, Any]) -> bytes:
+        """Compute the embeddings of a media item. Raises RequestInvalid, UnsupportedByEngine, EngineDead, EngineError."""
+        started = self._alive()[0]
+        if not started.encodes or self._prompts is None:
+            raise UnsupportedByEngine("this vLLM is no encode worker: it was not started with the role 'encode'")
+        try:
+            return await self._prompts.encode(item)
+        except Exception as error:
+            raise self._death.translate(error) from error
 
     async def abort(self, ids: Seq[str]) -> None:
         known = frozenset(ids) & self._runs.keys()
@@ -244,7 +244,7 @@ class VllmEngine:
         runs = [self._runs.pop(sequence_id) for sequence_id in known]
         for run in runs:
             run.closed = True
-            self._meter.gone(run.sequence.id)
+            self._gone(run.sequence.id)
         self._batcher.drop(known)
         await self._abort(runs)
 
@@ -260,6 +260,7 @@ class VllmEngine:
     async def _fetch_stalled(self, sequence_id: str, reason: str) -> None:
         run = self._runs.pop(sequence_id, None)
         if run is not None and self._batcher is not None:
+            self._gone(sequence_id)
             self._batcher.take(run, TransferFailed(reason))
             await self._abort([run])
 
@@ -340,8 +341,8 @@ class VllmEngine:
             self._stats_log.close()
         if self._exchange is not None:
             await self._exchange.close()
-        if self._media is not None:
-            self._media.close()
+        if self._prompts is not None:
+            self._prompts.close()
         if started is not None:
             for run in self._runs.values():
                 run.closed = True
@@ -381,7 +382,12 @@ class VllmEngine:
         run = self._runs.pop(sequence_id, None)
         if run is not None and self._exchange is not None:
             self._exchange.arrived(run.request_id)
+        self._gone(sequence_id)
+
+    def _gone(self, sequence_id: str) -> None:
         self._meter.gone(sequence_id)
+        if self._prompts is not None:
+            self._prompts.ended(sequence_id)
 
     def _failed(self, run: EngineRequest, error: Exception) -> Output | None:
         """Return the output for a sequence that vLLM ended with an exception, or None if the whole engine is dead."""

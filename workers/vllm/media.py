@@ -140,6 +140,21 @@ class MediaReader:
         metrics.MEDIA_S.observe(time.perf_counter() - began_s)
         return MediaPrompt(given, whole, len(made))
 
+    async def lone(self, given: Mapping[str, Any], name: str) -> Any:
+        """Build the prompt of an item alone, under this name in vLLM. Raises as `prompt` does."""
+        try:
+            item = msgspec.convert({"digest": 0, "start": 0, "length": 1, **given}, Item)
+        except msgspec.ValidationError as error:
+            raise RequestInvalid(f"media item: {error}", param="messages") from None
+        check_kinds([item], self._offer)
+        decoded = await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, [item])
+        prompt = {
+            "prompt_token_ids": [self._offer.slots[item.kind].token],
+            "multi_modal_data": decoded,
+            "multi_modal_uuids": {item.kind: [name]},
+        }
+        return await self._render(prompt, [item])
+
     def forget(self, sequence: Sequence) -> None:
         """Drop the items of a sequence that did not reach the engine from vLLM's cache: its core may lack their bytes."""
         cache = self._llm.renderer.mm_processor_cache

@@ -13,11 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import EngineConfig
+from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
 from headrace.workers.vllm.adapters import lora_args, read_adapter
 from headrace.workers.vllm.connectors import check_connectors
+from headrace.workers.vllm.embeddings.settings import ENCODERS_ARG, transfer_config
 from headrace.workers.vllm.pooling import pools
 from headrace.workers.vllm.tiers.settings import TIER_ARGS, offload_config, tiers_of
 from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connector_config
@@ -25,11 +26,12 @@ from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connec
 CPU_BLOCK_SIZE = 32
 CPU_MAX_SEQUENCES = 32
 CPU_KV_BYTES = 512 << 20
+ENCODE_CACHE_GB = 0.25  # of processed items, of which an encode worker finds none again; vLLM's default is 4
 
 _OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed"}
 """Settings with an option of their own: two places for one thing would contradict each other."""
 
-ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, *TIER_ARGS)
+ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, ENCODERS_ARG, *TIER_ARGS)
 """Settings that vLLM does not have."""
 
 
@@ -72,6 +74,8 @@ def kv_events_wanted(config: EngineConfig) -> bool:
 
     Not if the operator configured them, if this engine is one rank of several, or if there is no prefix cache to route by.
     """
+    if config.role is Role.ENCODE:
+        return False
     args = config.args
     settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True) or pools(config)
     return not settled and int(args.get("data_parallel_size") or 1) == ranks(config)
@@ -82,10 +86,17 @@ def ranks(config: EngineConfig) -> int:
     return 1 if _EXTERNAL_RANKS & config.args.keys() else int(config.args.get("data_parallel_size") or 1)
 
 
-def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None, access: Path | None = None) -> Any:
+def engine_args(
+    config: EngineConfig,
+    *,
+    kv_events: Mapping[str, Any] | None = None,
+    access: Path | None = None,
+    items: Path | None = None,
+) -> Any:
     """Build vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
 
     `kv_events`: vLLM's settings for publishing its KV events. `access`: the file by which a KV tier reaches the broker.
+    `items`: the folder through which embeddings of media pass, if they do.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -117,6 +128,12 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         from vllm.config.kv_transfer import KVTransferConfig
 
         args["kv_transfer_config"] = KVTransferConfig(**transfer)
+    if items is not None:
+        from vllm.config.ec_transfer import ECTransferConfig
+
+        args["ec_transfer_config"] = ECTransferConfig(**transfer_config(config.role, items))
+    if config.role is Role.ENCODE:  # each item is its own and seen once: there is nothing to keep
+        args |= {"enable_prefix_caching": False, "mm_processor_cache_gb": ENCODE_CACHE_GB}
     if current_platform.is_cpu():
         args |= {"block_size": CPU_BLOCK_SIZE, "max_num_seqs": CPU_MAX_SEQUENCES, "enforce_eager": True}
     try:

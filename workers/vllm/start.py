@@ -12,12 +12,13 @@ from typing import Any
 import structlog
 
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo
+from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo, Role
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.models.download_progress import growth_reported
 from headrace.workers.models.model_check import hub_folder
 from headrace.workers.vllm.adapters import Adapters, load_adapters, read_adapter
+from headrace.workers.vllm.embeddings.settings import encoder_word
 from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
@@ -58,19 +59,26 @@ class Started:
     offer: MediaSupport = NO_MEDIA
     cpu: bool = False  # it computes without a GPU
     logs_stats: bool = False  # log lines of its statistics were asked for
+    encodes: bool = False  # it runs encoders for other workers, and no language model
 
 
 async def start_vllm(
-    config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None, *, access: Path | None = None
+    config: EngineConfig,
+    meter: LoadMeter,
+    kv_events: Mapping[str, Any] | None = None,
+    *,
+    access: Path | None = None,
+    items: Path | None = None,
 ) -> Started:
     """Import vLLM, load the model and wait until the core is ready. Raises EngineStartFailed.
 
-    `kv_events`: where vLLM is to publish its KV events. `access`: the file by which a KV tier reaches the broker.
+    `kv_events`: where vLLM is to publish its KV events. `access`: the file by which a KV tier reaches the broker. `items`: the
+    folder through which embeddings of media pass, if they do.
     """
     adapters = adapters_of(config, read_adapter)
     prepare_environment(config, os.environ)
     with _download_reported(config):
-        started = await run_in_thread(lambda: _build(config, meter, kv_events, access), name="vllm-start")
+        started = await run_in_thread(lambda: _build(config, meter, kv_events, access, items), name="vllm-start")
     # The first call binds vLLM's sockets to this event loop and caches the answer that every later request needs.
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
@@ -101,7 +109,9 @@ def _download_reported(config: EngineConfig) -> AbstractContextManager[None]:
     return growth_reported(folder, tell, step_mb=_DOWNLOAD_STEP_MB, every_s=_DOWNLOAD_LOOK_S)
 
 
-def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None, access: Path | None) -> Started:
+def _build(
+    config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None, access: Path | None, items: Path | None
+) -> Started:
     try:
         import vllm
     except ImportError as error:
@@ -112,7 +122,7 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     if current_platform.is_unspecified():  # vLLM itself would only say that a "device string must not be empty"
         raise EngineStartFailed(NO_DEVICE.format(version=vllm.__version__))
     try:
-        args = engine_args(config, kv_events=kv_events, access=access)
+        args = engine_args(config, kv_events=kv_events, access=access, items=items)
         vllm_config = args.create_engine_config()
         size_kv_cache(vllm_config)
         parallel = vllm_config.parallel_config
@@ -136,9 +146,14 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     except Exception as error:
         told = missing_code(str(error)) or str(error)
         raise EngineStartFailed(f"vLLM could not start {config.model}: {told}") from error
-    return Started(
-        llm, _describe(llm, vllm.__version__, transfer, ranks=ranks(config)), transfer, cpu=current_platform.is_cpu()
-    )
+    info = _describe(llm, vllm.__version__, transfer, ranks=ranks(config))
+    if items is not None:
+        info = replace(info, encoder=_encoder(config, info, current_platform.device_type))
+    return Started(llm, info, transfer, cpu=current_platform.is_cpu(), encodes=config.role is Role.ENCODE)
+
+
+def _encoder(config: EngineConfig, info: EngineInfo, device: str) -> str:
+    return encoder_word(config, version=info.version, dtype=str(info.extra["dtype"]), device=device)
 
 
 def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks: int) -> EngineInfo:

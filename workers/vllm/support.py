@@ -9,7 +9,7 @@ from headrace.workers.vllm.convert import GUIDED
 from headrace.workers.vllm.operations import OPERATIONS
 
 _MOST = Capabilities(
-    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE, Role.ENCODE}),
     disagg=DisaggStyle.PARAMS,
     kv_events=True,
     logprobs=True,
@@ -43,6 +43,7 @@ SUPPORT = EngineSupport(
     conditions={
         "role prefill": _CONNECTOR,
         "role decode": _CONNECTOR,
+        "role encode": "a model that takes media",
         "handover params": _CONNECTOR,
         "kv_events": "prefix caching on, all ranks in this engine",
         "lora dynamic": _ADAPTERS,
@@ -66,6 +67,7 @@ SUPPORT = EngineSupport(
     untried={
         "role prefill": _BY_PAIRS,
         "role decode": _BY_PAIRS,
+        "role encode": "tests/engines/test_vllm_encode.py runs one beside a worker that serves",
         "handover params": _BY_PAIRS,
         "media image": _BY_MEDIA,
         "media audio": _BY_MEDIA,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class World:
     serving: Serving
     client: httpx.AsyncClient
     parts: Parts
+    subjects: Subjects
 
     @property
     def llm(self) -> Any:
@@ -99,8 +100,13 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def media_world(folder: Path, name: str, nats_server: EmbeddedServer) -> AsyncIterator[World]:
-    """`folder` has the model, `name` is what it is called. `BLIND` is a simulator beside it that takes text only."""
+async def media_world(
+    folder: Path, name: str, nats_server: EmbeddedServer, args: Mapping[str, Any] = ARGS, **given: Any
+) -> AsyncIterator[World]:
+    """`folder` has the model, `name` is what it is called. `BLIND` is a simulator beside it that takes text only.
+
+    `args` are vLLM's settings, `given` more of the worker.
+    """
     parts = Parts()
     create = headrace.workers.main.create
 
@@ -124,10 +130,11 @@ async def media_world(folder: Path, name: str, nats_server: EmbeddedServer) -> A
         engine="vllm",
         model=str(folder),
         served_name=name,
-        engine_args=ARGS,
+        engine_args=args,
         tool_parser="none",
         reasoning_parser="none",
         drain_grace_s=0.0,
+        **given,
     )
     with (
         mock.patch.object(headrace.workers.main, "create", taken),
@@ -141,7 +148,7 @@ async def media_world(folder: Path, name: str, nats_server: EmbeddedServer) -> A
             serving(nats_server, subjects, settings, sim(BLIND, args={"media_tokens": 0})) as running,
             httpx.AsyncClient(base_url=running.url, timeout=60) as client,
         ):
-            yield World(name, running, client, parts)
+            yield World(name, running, client, parts, subjects)
 
 
 def text(words: str) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def chosen_mode(args: Mapping[str, Any]) -> Mode | None:
 
 def connector_config(config: EngineConfig, *, cpu: bool) -> dict[str, Any] | None:
     """Build vLLM's `kv_transfer_config`, or None if none is needed or the operator gave one. Raises EngineStartFailed."""
+    if config.role is Role.ENCODE:  # it has no KV cache
+        return None
     if config.role not in _ROLES["kv_both"]:
         raise EngineStartFailed(f"the vLLM adapter does not serve the role {config.role.value!r}")
     mode = chosen_mode(config.args)
@@ -101,7 +103,7 @@ def describe_transfer(vllm_config: Any) -> ConnectorChoice | None:
 
 def check_role(role: Role, transfer: ConnectorChoice | None, connector: str | None) -> None:
     """Raise EngineStartFailed if an engine that was configured so cannot serve this role."""
-    if role is Role.AGGREGATED:
+    if role in (Role.AGGREGATED, Role.ENCODE):
         return
     if transfer is None:
         known = ", ".join(_CONNECTORS.values())

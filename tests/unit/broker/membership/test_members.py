@@ -201,14 +201,23 @@ def test_workers_are_chosen_by_role_drain_and_way_of_handing_over() -> None:
         {"worker": "pre-other", "role": "prefill", "handover": "pull"},
         {"worker": "pre-none", "role": "prefill", "handover": ""},
         {"worker": "decode", "role": "decode", "handover": "push"},
+        {"worker": "enc", "role": "encode", "encoder": "e"},
+        {"worker": "enc-leaving", "role": "encode", "encoder": "e", "draining": True},
+        {"worker": "enc-other", "role": "encode", "encoder": "f"},
+        {"worker": "enc-none", "role": "encode"},
+        {"worker": "takes", "encoder": "e"},
     ):
         tell(put(1, **fields))
 
     def names(found: list[WorkerMember]) -> set[str]:
         return {member.worker for member in found}
 
-    assert names(members.ready_workers("p")) == {"plain", "pre", "pre-other", "pre-none", "decode"}
-    assert names(members.serving_workers("p")) == {"plain", "decode"}
+    assert names(members.ready_workers("p")) == {
+        *("plain", "pre", "pre-other", "pre-none", "decode", "enc", "enc-other", "enc-none", "takes")
+    }
+    assert names(members.serving_workers("p")) == {"plain", "decode", "takes"}
+    assert names(members.encode_workers("p", "e")) == {"enc"}
+    assert names(members.encode_workers("p", "")) == set()
     assert names(members.prefill_workers("p", "push")) == {"pre"}
     assert names(members.prefill_workers("p", "")) == set()
 

@@ -23,6 +23,7 @@ from headrace.broker.messages import (
     RunVerdict,
     UnloadAdapter,
 )
+from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
@@ -75,6 +76,7 @@ def test_every_kind_of_control_message_has_a_handler() -> None:
         (KvDump(), Done(ok=False, message="worker w publishes no cache events")),
         (Inspect(), Inspection(component="w", runs=[], states={}, lease_held=True, draining=False)),
         (PrefillCheck(job="j"), PrefillState(state="unknown")),
+        (EncodeMedia(id="r", name="0" * 64), MediaEncoded(ok=False, message="worker w encodes nothing for others now")),
     ],
 )
 def test_who_waits_is_answered(message: Any, answer: Any) -> None:

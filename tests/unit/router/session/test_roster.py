@@ -196,3 +196,10 @@ def test_the_first_event_makes_it_exact_again() -> None:
     made.roster.trust_senders(2.0)
     assert made.scheduler.workers["w1"].kv_events is True
     assert approximate() == 0
+
+
+def test_an_encode_worker_is_none_that_anything_is_placed_on() -> None:
+    made = Made(MEMBER, msgspec.structs.replace(MEMBER, worker="e1", role="encode", kv_events=False))
+    assert set(made.scheduler.workers) == {"w1"}
+    assert [name for name, _, _ in made.view.told] == ["w1"]
+    assert REGISTRY.get_sample_value("headrace_router_prefill_workers", {"pool": "p"}) == 0

@@ -1,0 +1,1 @@
+"""Encoders of multimodal models apart from their language models: embeddings of media go through an object store."""

@@ -1,0 +1,179 @@
+"""Gets the embeddings of a request's media for a serving worker: from the object store, else by having them computed.
+
+The name of an item's embeddings follows from its content, so the store is looked into first; what it lacks the encode worker is
+asked for that the name falls to, and then the next one. All of it has one deadline, and nothing of it can fail a request: what
+did not come is encoded by the worker's own engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Envelope, Generation
+from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import EMBEDDINGS
+from headrace.workers import metrics
+from headrace.workers.encoding.kept import KeptEmbeddings
+from headrace.workers.encoding.names import in_order, object_name
+from headrace.workers.encoding.record import DamagedEmbeddings, unseal
+from headrace.workers.vllm.tiers.breaker import Breaker
+
+log = structlog.get_logger()
+
+TRIES = 2  # encode workers that are asked for an item
+_STORE = ""  # the breaker of the store, beside those of workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceDeps:
+    """The dependencies of a source. `encoders` returns the ready encode workers that make the same embeddings."""
+
+    messaging: Messaging
+    subjects: Subjects
+    encoder: str  # `EngineInfo.encoder`
+    encoders: Callable[[], Sequence[str]]
+    wait_s: float  # most seconds that a request waits
+    clock: Callable[[], float] = time.monotonic
+
+
+class EmbeddingSource:
+    """Implements `headrace.workers.runtime.sequences.Embeddings`."""
+
+    def __init__(self, deps: SourceDeps) -> None:
+        self._deps = deps
+        self._objects = deps.messaging.objects(deps.subjects.bucket(EMBEDDINGS))
+        self._kept = KeptEmbeddings()
+        self._breakers: dict[str, Breaker] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    async def fetch(self, envelope: Envelope, generation: Generation, *, cached: int) -> Mapping[int, bytes]:
+        """Return what there is, by the index of the item. `cached`: tokens of the prompt that need no embeddings."""
+        wanted = [number for number, item in enumerate(generation.media) if _end(item) > cached]
+        found: dict[int, bytes] = {}
+        began_s = self._deps.clock()
+        try:
+            async with asyncio.timeout(self._deps.wait_s), asyncio.TaskGroup() as tasks:
+                for number in wanted:
+                    tasks.create_task(self._fetch(envelope, generation, number, found))
+        except TimeoutError:
+            metrics.EMBEDDING_FAILURES.labels("late").inc()
+            log.warning("embeddings.late", request_id=envelope.id, wait_s=self._deps.wait_s, items=len(wanted) - len(found))
+        metrics.EMBEDDINGS.labels("here").inc(len(wanted) - len(found))
+        if wanted:
+            metrics.EMBEDDING_S.observe(self._deps.clock() - began_s)
+        return found
+
+    async def _fetch(self, envelope: Envelope, generation: Generation, number: int, found: dict[int, bytes]) -> None:
+        try:
+            await self._fetch_one(envelope, generation, number, found)
+        except Exception as error:  # whatever it is, the engine can encode the item
+            metrics.EMBEDDING_FAILURES.labels("error").inc()
+            log.exception("embeddings.failed", request_id=envelope.id, item=number, error=str(error))
+
+    async def _fetch_one(self, envelope: Envelope, generation: Generation, number: int, found: dict[int, bytes]) -> None:
+        item = generation.media[number]
+        kind, data = item.get("kind"), item.get("data")
+        if not isinstance(kind, str) or not isinstance(data, bytes):
+            return  # the engine says what is wrong with it
+        name = await asyncio.to_thread(object_name, self._deps.encoder, generation.cache_salt, kind, data)
+        async with self._alone(name):
+            source, embeddings = "kept", self._kept.get(name)
+            if embeddings is None:
+                source, embeddings = "store", await self._stored(name)
+            if embeddings is None and await self._computed(envelope, generation, number, name):
+                source, embeddings = "encoder", await self._stored(name)
+        if embeddings is not None:
+            self._kept.put(name, embeddings)
+            metrics.EMBEDDINGS.labels(source).inc()
+            found[number] = embeddings
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Let the first of those who want an item fetch it, and the others find it."""
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(name)
+            if users > 1:
+                self._locks[name] = lock, users - 1
+
+    async def _stored(self, name: str) -> bytes | None:
+        breaker = self._breaker(_STORE)
+        if not breaker.closed:
+            return None
+        try:
+            embeddings = unseal(name, await self._objects.get(name, timeout_s=self._deps.wait_s))
+        except ObjectNotFound:
+            breaker.succeeded()
+            return None
+        except (DamagedEmbeddings, ObjectCorrupt) as error:
+            metrics.EMBEDDING_FAILURES.labels("damaged").inc()
+            log.warning("embeddings.damaged", name=name, error=str(error))
+            return None
+        except JetStreamError as error:
+            breaker.failed()
+            metrics.EMBEDDING_FAILURES.labels("store").inc()
+            log.warning("embeddings.store_failed", name=name, error=str(error))
+            return None
+        breaker.succeeded()
+        return embeddings
+
+    async def _computed(self, envelope: Envelope, generation: Generation, number: int, name: str) -> bool:
+        """Have an encode worker put an item's embeddings into the store. Returns whether one has."""
+        question = encode(_job(envelope, generation, number, name))
+        if len(question) > self._deps.messaging.max_payload:
+            metrics.EMBEDDING_FAILURES.labels("too_large").inc()
+            return False
+        for worker in [one for one in in_order(name, self._deps.encoders()) if self._breaker(one).closed][:TRIES]:
+            subject = self._deps.subjects.peer(envelope.pool, worker)
+            try:
+                reply = await self._deps.messaging.request(subject, question, timeout_s=self._deps.wait_s / TRIES)
+                answer = decode(MediaEncoded, reply)
+            except (JetStreamError, WireError) as error:
+                self._breaker(worker).failed()
+                metrics.EMBEDDING_FAILURES.labels("encoder_lost").inc()
+                log.warning("embeddings.encoder_lost", request_id=envelope.id, worker=worker, error=str(error))
+                continue
+            self._breaker(worker).succeeded()
+            if answer.ok:
+                return True
+            metrics.EMBEDDING_FAILURES.labels("refused").inc()
+            log.warning("embeddings.refused", request_id=envelope.id, worker=worker, why=answer.message)
+        return False
+
+    def _breaker(self, worker: str) -> Breaker:
+        """Return the breaker of a worker, or of the store. Those of workers that have left are forgotten."""
+        if worker not in self._breakers:
+            live = {_STORE, worker, *self._deps.encoders()}
+            self._breakers = {one: breaker for one, breaker in self._breakers.items() if one in live}
+            self._breakers[worker] = Breaker(self._deps.clock)
+        return self._breakers[worker]
+
+
+def _job(envelope: Envelope, generation: Generation, number: int, name: str) -> EncodeMedia:
+    """Build the message: with the item itself, or where it is in the store of large payloads, with its place there."""
+    if envelope.spill is not None:
+        return EncodeMedia(id=envelope.id, name=name, item=number, spill=envelope.spill)
+    lone = Generation(token_ids=b"", media=[generation.media[number]], cache_salt=generation.cache_salt)
+    return EncodeMedia(id=envelope.id, name=name, payload=encode(lone))
+
+
+def _end(item: Mapping[str, Any]) -> int:
+    """Return where an item ends in the prompt; one that does not say so is wanted."""
+    start, length = item.get("start"), item.get("length")
+    return start + length if isinstance(start, int) and isinstance(length, int) else 1 << 62
