@@ -28,6 +28,10 @@ def count_end(code: str | None) -> None:
     _ended("answered" if code is None else _outcomes.of(code)).inc()
 
 
+AWAITING_BROKER = Gauge("headrace_ingress_awaiting_broker_requests", "New requests that wait because the broker is away")
+BROKER_AWAITED = Counter(
+    "headrace_ingress_awaited_broker_total", "New requests that waited for the broker, by how that ended", ["outcome"]
+)
 HELD = Gauge("headrace_ingress_held_requests", "Requests that wait because no worker can take them")
 HELD_ENDED = Counter("headrace_ingress_held_total", "Requests that waited for a worker, by how that ended", ["outcome"])
 HELD_S = Histogram(

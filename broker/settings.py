@@ -34,6 +34,7 @@ class IngressSettings:
     max_open: int = 10_000  # open requests; more are refused with Overloaded
     max_rows: int = 4096  # rows waiting for one reader before its stream is paused
     gather_s: float = 0.008  # longest that rows which arrive soon after the last ones wait for more; 0 = they do not wait
+    broker_wait_s: float = 0.0  # longest wait of a new request while the broker or the lease is away; 0 = refused at once
     no_worker_wait_s: float = 10.0  # longest wait of a request for a worker while there is none; 0 = refused at once
     slow_client_s: float = 60.0  # a stream that stays paused for so long is ended
     spill_bytes: int = 512 * 1024  # larger payloads go to the object store

@@ -114,6 +114,7 @@ class _Work:
                 work,
                 subjects,
                 settings=IngressSettings(
+                    broker_wait_s=settings.broker_wait_s,
                     no_worker_wait_s=settings.no_worker_wait_s,
                     slow_client_s=settings.slow_client_s,
                     gather_s=settings.sse_gather_s,

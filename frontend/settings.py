@@ -28,6 +28,10 @@ class FrontendSettings:
     max_deadline_s: Annotated[float, Setting("Longest deadline a request may name.", "--max-deadline", least=0.1)] = (
         3600.0  # a request that asks for more gets this
     )
+    broker_wait_s: Annotated[
+        float,
+        Setting("How long a new request waits while the broker, or this frontend's lease, is away; 0: it is refused.", least=0),
+    ] = 3.0
     no_worker_wait_s: Annotated[
         float,
         Setting(

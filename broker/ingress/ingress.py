@@ -12,6 +12,7 @@ from os import getpid
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
+from headrace.broker.ingress.broker_wait import BrokerWait
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.inbox import IngressInbox
@@ -110,6 +111,7 @@ class Ingress:
         self._worker_wait = WorkerWait(
             messaging, self._members, self._judge, self._canceller, longest_s=self.settings.no_worker_wait_s
         )
+        self._broker_wait = BrokerWait(self._away, longest_s=self.settings.broker_wait_s)
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._stories = StoryBook(self.id)
@@ -129,6 +131,7 @@ class Ingress:
     async def run(self) -> None:
         """Serve until cancelled."""
         self._messaging.on_reconnect(self._timers.on_reconnect)
+        self._messaging.on_reconnect(self._broker_wait.back)
         async with self._tasks:
             out, judge, named = self._subjects.out(self.id), self._subjects.judge(self.id), self._subjects.from_workers
             await self._messaging.subscribe(out, self._inbox.on_frame)
@@ -154,6 +157,7 @@ class Ingress:
                 await asyncio.sleep(0.01)
 
     def _on_lease(self, held: bool) -> None:
+        self._broker_wait.back()
         for callback in self._on_lease_changes:
             callback(held)
         self._resubmitter.on_lease(held)
@@ -191,6 +195,14 @@ class Ingress:
         if self._health is not None and self._health.trouble:
             return f"cannot use the broker: {self._health.trouble}"
         return "" if self._lease.held else "does not hold its lease at the broker"
+
+    def _away(self) -> bool:
+        """Return whether the broker cannot be used now but may be in a moment: it is known to be neither unusable nor full."""
+        if self._draining:
+            return False
+        if not self._messaging.connected:
+            return True
+        return not self._lease.held and not (self._health is not None and self._health.trouble)
 
     @property
     def connected(self) -> bool:
@@ -230,6 +242,7 @@ class Ingress:
         `recorder`: stores the crashes of a stored job before a worker may go on with it.
 
         While no worker can take it, it waits in the queue, at most `no_worker_wait_s`. Its stream ends as JobRefused then.
+        While the broker or the lease is away, it waits here, at most `broker_wait_s`.
 
         Raises NoWorker (if nothing may wait), Overloaded, BrokerUnavailable or RequestTooLarge; the job does not run then.
         """
@@ -240,9 +253,11 @@ class Ingress:
             raise
 
     async def _submit(self, job: Job, resume: Resume | None, recorder: CrashRecorder | None) -> JobStream:
-        self._admit(job)
         now = self._loop.time()
         wall = self._wall()
+        if self._away():
+            await self._broker_wait.hold(job.deadline_s)
+        self._admit(job)
         payload = job.payload()
         spill = None
         if len(payload) > self.settings.spill_bytes:

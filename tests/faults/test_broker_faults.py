@@ -53,13 +53,15 @@ async def outage(folder: Path, length_s: float) -> None:
         scene.deployment.server.kill()
         if length_s >= 5.0:
             await scene.until("it says that it is not ready", lambda: scene.not_ready("no connection"))
-            while loop.time() < until_s - 2.0:
+            while loop.time() < until_s - 4.5:  # later ones wait until it is back
                 await refused(scene)
                 await asyncio.sleep(1.0)
+        await asyncio.sleep(max(0.3, until_s - 1.0 - loop.time()))
+        held = [scene.begin(scene.question(8, stream=n == 0)) for n in range(2)]
         await asyncio.sleep(max(0.0, until_s - loop.time()))
         await scene.deployment.server.start_async()
         await scene.well()
-        await scene.answered(*streams, *queued)
+        await scene.answered(*streams, *queued, *held)
         await scene.serves()
         assert scene.pids() == pids, "somebody was started again"
         await scene.at_rest()
