@@ -131,7 +131,7 @@ class Ingress:
     async def run(self) -> None:
         """Serve until cancelled."""
         self._messaging.on_reconnect(self._timers.on_reconnect)
-        self._messaging.on_reconnect(self._broker_wait.back)
+        self._messaging.on_reconnect(self._on_reconnect)
         async with self._tasks:
             out, judge, named = self._subjects.out(self.id), self._subjects.judge(self.id), self._subjects.from_workers
             await self._messaging.subscribe(out, self._inbox.on_frame)
@@ -155,6 +155,9 @@ class Ingress:
             await self.models.ready(timeout_s)
             while not self.ready:
                 await asyncio.sleep(0.01)
+
+    async def _on_reconnect(self) -> None:
+        self._broker_wait.back()
 
     def _on_lease(self, held: bool) -> None:
         self._broker_wait.back()

@@ -28,12 +28,14 @@ TOKENS = 10_000
 
 
 async def kill_its_worker(scene: Scene) -> None:
-    """Kill the worker that runs the one request there is."""
-    for name, inspection in (await scene.inspections()).items():
-        if inspection.runs:
-            scene.deployment.kill(scene.process(name))
-            return
-    raise AssertionError("no worker runs it")
+    """Kill the worker that runs the one request there is. On a busy machine it may be moved, or not be told of, at a look."""
+    async with asyncio.timeout(30):
+        while True:
+            for name, inspection in (await scene.inspections()).items():
+                if inspection.runs:
+                    scene.deployment.kill(scene.process(name))
+                    return
+            await asyncio.sleep(0.05)
 
 
 async def test_a_stream_of_ten_thousand_tokens_outlives_five_kills_of_its_worker(tmp_path: Path) -> None:
