@@ -1,0 +1,90 @@
+"""A tab gets all rows once, then what changed, and nothing while nothing does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from headrace.broker.keys.records import KeyRecord
+from headrace.console import live_tables
+from headrace.console.guard import ConsoleGuard
+from headrace.console.live_tables import LiveTables, TooManyTabs
+from headrace.console.sections import Sections, Source
+from headrace.frontend.errors import BadRequest
+from headrace.jetstream.errors import RequestTimeout
+
+
+async def no_keys() -> list[KeyRecord]:
+    return []
+
+
+class Scripted:
+    """A table that has these states one after the other; an exception is one that cannot be read."""
+
+    def __init__(self, *states: Any) -> None:
+        self._states = list(states)
+
+    async def read(self) -> Any:
+        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        if isinstance(state, Exception):
+            raise state
+        return state
+
+
+def tables(*states: Any) -> LiveTables:
+    guard = ConsoleGuard(host="127.0.0.1", key="", private=False, stored=no_keys)
+    return LiveTables(Sections({"t": Source(Scripted(*states).read, every_s=0.0)}), guard, interval_s=0.001)
+
+
+def request(query: str) -> Request:
+    return Request({"type": "http", "method": "GET", "path": "/", "query_string": query.encode(), "headers": []})
+
+
+async def beats(live: LiveTables, count: int) -> list[Any]:
+    response = await live.events(request("tables=t"))
+    found: list[Any] = []
+    async for piece in response.body_iterator:  # type: ignore[attr-defined]
+        text = bytes(piece).decode()
+        found.append(json.loads(text[6:]) if text.startswith("data: ") else text)
+        if len(found) == count:
+            live.close()
+    return found
+
+
+async def test_all_rows_come_first_and_then_only_what_changed() -> None:
+    told = await beats(tables({"a": {"n": 1, "m": 0}}, {"a": {"n": 2, "m": 0}}, {"b": {"n": 1, "m": 0}}), 3)
+    assert told == [
+        {"t": {"all": {"a": {"n": 1, "m": 0}}}},
+        {"t": {"changes": {"a": {"n": 2}}}},
+        {"t": {"changes": {"a": None, "b": {"n": 1, "m": 0}}}},
+    ]
+
+
+async def test_while_nothing_changes_only_a_comment_comes_now_and_then() -> None:
+    assert (await beats(tables({"a": {"n": 1}}), 2))[1] == ": nothing has changed\n\n"
+
+
+async def test_a_tab_learns_that_a_table_is_not_current_and_when_it_is_again() -> None:
+    rows = {"a": {"n": 1}}
+    told = await beats(tables(rows, RequestTimeout("no answer"), rows), 3)
+    assert [one.get("troubles") for one in told] == [None, {"t": "no answer"}, {}]
+
+
+@pytest.mark.parametrize("query", ["", "tables=", "tables=t,secrets"])
+async def test_a_table_that_is_not_there_is_named(query: str) -> None:
+    with pytest.raises(BadRequest):
+        await tables({}).events(request(query))
+
+
+async def test_more_tabs_than_it_serves_are_refused_and_one_that_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_tables, "MOST_TABS", 1)
+    live = tables({"a": {"n": 1}})
+    first = (await live.events(request("tables=t"))).body_iterator  # type: ignore[attr-defined]
+    await anext(first)
+    with pytest.raises(TooManyTabs):
+        await live.events(request("tables=t"))
+    await first.aclose()
+    await live.events(request("tables=t"))
