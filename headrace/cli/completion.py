@@ -1,4 +1,4 @@
-"""Writes the completion script of a shell, made from the parsers of all commands: `headrace completion bash`."""
+"""Writes the completion script of a shell, made from the parsers of all commands: `headrace completion bash|zsh|fish`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.errors import EXIT_OK
 _SCRIPT = """# Completion of the headrace command, made by `headrace completion bash` of this version.
 _headrace() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} path='' word
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
         case "${{path:+$path }}$word" in
             {paths}) path="${{path:+$path }}$word" ;;
         esac
@@ -31,6 +31,33 @@ _headrace() {{
     esac
 }}
 complete -o bashdefault -o default -F _headrace headrace
+"""
+
+
+# zsh has the functions of bash's completion as a module; only the way in differs.
+_ZSH = """#compdef headrace
+# Completion of the headrace command, made by `headrace completion zsh` of this version.
+autoload -Uz bashcompinit && bashcompinit
+{bash}
+_bash_complete -o bashdefault -o default -F _headrace_words
+"""
+
+_FISH = """# Completion of the headrace command, made by `headrace completion fish` of this version.
+function __headrace_path
+    set -l path
+    for word in (commandline -opc)[2..-1]
+        switch (string join ' ' -- $path $word)
+            case {paths}
+                set -a path $word
+        end
+    end
+    string join ' ' -- $path
+end
+function __headrace_at
+    set -l path (__headrace_path)
+    test "$path" = "$argv[1]"
+end
+{words}
 """
 
 
@@ -55,14 +82,14 @@ def add_completion(commands: Any, about: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("shell", choices=("bash",), help="the shell")
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
     parser.set_defaults(run=_run, prog="headrace completion")
 
 
-def _run(_parsed: argparse.Namespace) -> int:
+def _run(parsed: argparse.Namespace) -> int:
     from headrace.cli import build_parser, command_names
 
-    sys.stdout.write(bash_script(all_words(build_parser, command_names())))
+    sys.stdout.write(_SCRIPTS[parsed.shell](all_words(build_parser, command_names())))
     return EXIT_OK
 
 
@@ -125,3 +152,40 @@ def bash_script(words: Iterable[CommandWords]) -> str:
 def _case(pattern: str, words: Iterable[str], *, after: str = "") -> str:
     reply = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current"))'
     return f"        {shlex.quote(pattern)}) {reply}{f'; {after}' if after else ''} ;;"
+
+
+def zsh_script(words: Iterable[CommandWords]) -> str:
+    """Return the script for zsh: that of bash, by zsh's own module for it."""
+    # zsh loads the file as the function _headrace, and calls it for the first completion.
+    return _ZSH.format(bash=bash_script(words).replace("_headrace", "_headrace_words"))
+
+
+def fish_script(words: Iterable[CommandWords]) -> str:
+    """Return the script for fish. Where nothing is known of a value, fish completes file names."""
+    every = list(words)
+    lines = []
+    for one in every:
+        here = f"complete -c headrace -n \"__headrace_at '{one.path}'\""
+        if one.commands:
+            lines.append(f"{here} -f -a {_fish_words(one.commands)}")
+        for option in one.options:
+            name = option.removeprefix("--")
+            if option in one.values:
+                lines.append(f"{here} -l {name} -x -a {_fish_words(one.values[option])}")
+            else:
+                lines.append(f"{here} -l {name}{' -r' if option in one.free else ''}")
+    paths = " ".join(_fish_words([one.path]) for one in every if one.path)
+    return _FISH.format(paths=paths, words="\n".join(lines))
+
+
+def _fish_words(words: Iterable[str]) -> str:
+    """Return words as one quoted argument of fish, in which only these two characters mean something."""
+    text = " ".join(words).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+_SCRIPTS: dict[str, Callable[[Iterable[CommandWords]], str]] = {
+    "bash": bash_script,
+    "zsh": zsh_script,
+    "fish": fish_script,
+}

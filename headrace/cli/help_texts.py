@@ -102,7 +102,9 @@ is printed. A key is read from HEADRACE_API_KEY."""
 
 COMPLETION = """examples:
   source <(headrace completion bash)      in this shell, or in ~/.bashrc for all
-  headrace completion bash > ~/.local/share/bash-completion/completions/headrace"""
+  headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+  headrace completion zsh > ~/.zfunc/_headrace                  a folder of $fpath
+  headrace completion fish > ~/.config/fish/completions/headrace.fish"""
 
 TOP = """examples:
   headrace top                            q quits, s sorts by load, KV, tokens/s or name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,3 +123,30 @@ def test_an_answer_goes_on_before_the_eyes_when_its_worker_is_killed(tmp_path: P
         page.run("[...document.querySelectorAll('a')].find((a) => a.innerText.includes('The story')).click()")
         page.see("moved away from")
         assert browser.problems == []
+
+
+def test_beside_a_deployment_it_finds_server_and_frontend_by_its_run_file(tmp_path: Path) -> None:
+    up = RunningUp(tmp_path, "--workers", "1", "--routers", "0")
+    try:
+        up.until_ready()
+        assert up.state()["console"] is None
+        command = [sys.executable, "-P", "-m", "headrace", "console", "--console-port", "0"]
+        with (tmp_path / "console.log").open("wb") as log:
+            beside = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert beside.stdout is not None
+            found = re.search(r"(http://\S+)/console#key=(\S+)", beside.stdout.readline())
+            assert found is not None, (tmp_path / "console.log").read_text()
+            address, key = found.groups()
+            up.until("the console", lambda: answers(address))
+            headers = {"x-console-key": key}
+            access = httpx.get(f"{address}/console/api/access", headers=headers).json()
+            assert (access["admin"], access["kills"], access["frontend"]) == (True, False, up.state()["url"])
+            assert httpx.get(f"{address}/console/api/chat/models", headers=headers).json()["data"][0]["id"] == "sim"
+            beside.terminate()
+            assert beside.wait(30) == 0
+        finally:
+            beside.kill()
+            beside.communicate()
+    finally:
+        up.stop()

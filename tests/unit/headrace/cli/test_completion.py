@@ -1,15 +1,19 @@
-"""A real bash completes commands, their options and the values of those, for every command there is."""
+"""A real bash, zsh or fish completes commands, their options and the values of those, for every command there is."""
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from headrace.cli import build_parser, command_names, main
-from headrace.cli.completion import all_words, bash_script
+from headrace.cli.completion import all_words, bash_script, fish_script, zsh_script
 
 BASH = shutil.which("bash")
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")
@@ -68,3 +72,61 @@ def test_every_command_has_its_words() -> None:
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     assert "complete -o bashdefault -o default -F _headrace headrace" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def fish_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    path = tmp_path_factory.mktemp("fish") / "headrace.fish"
+    path.write_text(fish_script(all_words(build_parser, command_names())))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("headrace worker dr", {"drain"}),
+        ("headrace top --sort ", {"load", "kv", "tokens", "name"}),
+        ("headrace top --on", {"--once"}),
+        ("headrace worker drain w-1 --gra", {"--grace"}),
+        ("headrace trace top --js", {"--json"}),
+    ],
+)
+def test_fish_completes(fish_file: Path, line: str, offered: set[str]) -> None:
+    ask = f"source {fish_file}; complete -C '{line}'"
+    done = subprocess.run(["fish", "--no-config", "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert {each.partition("\t")[0] for each in done.stdout.split("\n") if each} == offered
+
+
+def test_zsh_completes(tmp_path: Path) -> None:
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("zsh is not installed")
+    (tmp_path / "_headrace").write_text(zsh_script(all_words(build_parser, command_names())))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [zsh, "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env={**os.environ, "TERM": "dumb"}
+    )
+    os.close(theirs)
+    seen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while text not in seen:
+            assert time.monotonic() < deadline, seen[-2000:]
+            if select.select([ours], [], [], 0.1)[0]:
+                seen += os.read(ours, 4096)
+
+    try:
+        os.write(ours, b"fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -d $PWD/dump; echo read''y\n")
+        until(b"ready")
+        seen = b""
+        os.write(ours, b"headrace worker dra\t")
+        until(b"drain")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
