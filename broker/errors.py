@@ -46,6 +46,14 @@ class MalformedMessage(WireError):
     """A message is not msgpack, lacks a field or has a field of the wrong type."""
 
 
+class CardForged(WireError):
+    """A model card was not signed with the key of the deployment."""
+
+
+class CardKeyUnusable(BrokerError):
+    """The file with the key that signs model cards cannot be read, or has no key."""
+
+
 class UnsupportedVersion(WireError):
     """A message was written by a newer major version."""
 

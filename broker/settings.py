@@ -38,6 +38,7 @@ class IngressSettings:
     no_worker_wait_s: float = 10.0  # longest wait of a request for a worker while there is none; 0 = refused at once
     slow_client_s: float = 60.0  # a stream that stays paused for so long is ended
     spill_bytes: int = 512 * 1024  # larger payloads go to the object store
+    card_key: bytes = field(default=b"", repr=False)  # that must have signed model cards; empty = none need have
     seals: bool = False  # they are encrypted there, because workers of all pools read it
     max_payload_bytes: int = 64 * 1024 * 1024
 

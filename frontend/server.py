@@ -28,6 +28,7 @@ from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
 from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
+from headrace.broker.models.card_signature import read_card_key
 from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
@@ -119,6 +120,7 @@ class _Work:
                     slow_client_s=settings.slow_client_s,
                     gather_s=settings.sse_gather_s,
                     seals=bool(self._options.steward),
+                    card_key=read_card_key(settings.card_key),
                 ),
                 namespace=settings.namespace,
                 health=standing,

@@ -129,6 +129,10 @@ class FrontendSettings:
         bool,
         Setting("Listen on addresses that other machines reach although no key or login is asked for.", "--insecure"),
     ] = False
+    card_key: Annotated[
+        str | None,
+        Setting("File with the key that must have signed model cards; others are refused. Workers have the same.", kind="path"),
+    ] = None
     jwt_keys: Annotated[
         str | None,
         Setting(

@@ -18,6 +18,7 @@ import structlog
 
 from headrace.broker.membership.worker_ids import ANY_WORKER, worker_id
 from headrace.broker.messages import WorkerMember
+from headrace.broker.models.card_signature import read_card_key
 from headrace.broker.part_state import PartState
 from headrace.broker.places import place_name, ranks_of
 from headrace.broker.result_objects import ResultObjects
@@ -115,6 +116,7 @@ async def run_worker(
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
     """
+    read_card_key(settings.card_key)
     # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
@@ -199,8 +201,9 @@ async def _serve(
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
         wanted = build_card(settings, served_name(settings) or info.engine, info, files, parsers)
         await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine)
-        card = await register_card(connection, subjects, wanted, files)
-        keeper = CardKeeper(connection, subjects, wanted, files)
+        key = read_card_key(settings.card_key)
+        card = await register_card(connection, subjects, wanted, files, key=key)
+        keeper = CardKeeper(connection, subjects, wanted, files, key=key)
         member = build_member(settings, worker_id(settings.worker_name, options.worker), card, info, engine.capabilities)
         if options.worker not in (None, ANY_WORKER):
             await refuse_used_login(connection, subjects, pool=member.pool, worker=member.worker)

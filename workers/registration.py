@@ -103,10 +103,12 @@ def _token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes]) -> ModelCard:
+async def register_card(
+    messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes], *, key: bytes = b""
+) -> ModelCard:
     """Publish the card, or join the pool that has one. Raises RegistrationRefused if the block sizes differ."""
     await _log_changed_parsers(messaging, subjects, card)
-    in_force = await publish_card(messaging, subjects, card, files)
+    in_force = await publish_card(messaging, subjects, card, files, key=key)
     if in_force.block_size != card.block_size:
         raise RegistrationRefused(
             f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {card.block_size}: "

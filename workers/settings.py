@@ -75,6 +75,12 @@ class WorkerSettings:
             metavar="KEY=VALUE",
         ),
     ] = field(default_factory=dict)  # a request may override them
+    card_key: Annotated[
+        str | None,
+        Setting(
+            "File with the key that signs the worker's model card, at least 32 bytes. Frontends have the same.", kind="path"
+        ),
+    ] = None
     chat_template: Annotated[
         str | None,
         Setting(

@@ -118,7 +118,8 @@ class Ingress:
         self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions, self._stories)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
         self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
-        self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace)
+        key = self.settings.card_key
+        self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace, signed_with=key)
         self._lease = LeaseKeeper(
             messaging,
             subjects.bucket("members"),

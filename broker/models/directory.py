@@ -17,6 +17,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import BrokerUnavailable, UnknownModel
 from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
+from headrace.broker.models.card_signature import signed
 from headrace.broker.models.cards import CardFile, ModelCard
 from headrace.broker.models.served_pools import LATELY_S, ServedPools
 from headrace.broker.models.stored_card import readable_card
@@ -50,13 +51,15 @@ class ServedModel:
     adapter: str | None = None
 
 
-async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes]) -> ModelCard:
+async def publish_card(
+    messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes], *, key: bytes = b""
+) -> ModelCard:
     """Store the files and the card; return the card that is in force.
 
     The first worker of a pool creates the card; a later one keeps the `created` time, block size and adapters of the stored
-    card, replaces the rest, and must check that the card fits. Files are addressed by digest, so a file that is stored already
-    is not written again. The files are checked once more after the card is stored: a model that had them as well may have been
-    removed just then.
+    card, replaces the rest, and must check that the card fits. `key` signs it; a stored card that it has not signed counts for
+    nothing. Files are addressed by digest, so a file that is stored already is not written again. The files are checked once
+    more after the card is stored: a model that had them as well may have been removed just then.
     """
     store = messaging.objects(subjects.bucket("models"))
     contents, listed = {}, {}
@@ -65,7 +68,7 @@ async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard
         contents[digest] = data
         listed[name] = CardFile(object=digest, digest=digest, size=len(data))
     await _store_files(store, contents)
-    in_force = await _store_card(messaging, subjects, msgspec.structs.replace(card, files=listed))
+    in_force = await _store_card(messaging, subjects, msgspec.structs.replace(card, files=listed), key)
     await _store_files(store, contents)
     return in_force
 
@@ -78,21 +81,25 @@ async def _store_files(store: ObjectBucket, contents: Mapping[str, bytes]) -> No
             await store.put(digest, data)
 
 
-async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard) -> ModelCard:
+async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard, key: bytes) -> ModelCard:
     bucket = messaging.bucket(subjects.bucket("models"))
     while True:
         entry = await bucket.get(card.pool)
         try:
             if entry is None:
-                await bucket.create(card.pool, encode(card))
-                return card
-            stored = decode(ModelCard, entry.value)
-            kept = msgspec.structs.replace(
-                card,
-                created=stored.created,
-                block_size=stored.block_size,
-                adapters=sorted({*stored.adapters, *card.adapters}),
-            )
+                first = signed(card, key)
+                await bucket.create(card.pool, encode(first))
+                return first
+            stored = readable_card(card.pool, entry.value, signed_with=key) if key else decode(ModelCard, entry.value)
+            kept = card
+            if stored is not None:
+                kept = msgspec.structs.replace(
+                    card,
+                    created=stored.created,
+                    block_size=stored.block_size,
+                    adapters=sorted({*stored.adapters, *card.adapters}),
+                )
+            kept = signed(kept, key)
             if kept != stored:
                 await bucket.update(card.pool, encode(kept), revision=entry.revision)
             return kept
@@ -107,8 +114,17 @@ class ModelDirectory:
     it again, so it is kept while the pool has a worker, and for `LATELY_S`.
     """
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, members: Members, *, namespace: str | None = None) -> None:
-        """`namespace`: know only the models in it; None = those of all namespaces."""
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        members: Members,
+        *,
+        namespace: str | None = None,
+        signed_with: bytes = b"",
+    ) -> None:
+        """`namespace`: know only the models in it; None = those of all namespaces. `signed_with`: the key of their cards."""
+        self._signed_with = signed_with
         self._namespace = namespace
         self._members = members
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("models"))
@@ -228,7 +244,7 @@ class ModelDirectory:
         self._lost.pop(change.key, None)
         card = None
         if change.value is not None:
-            card = readable_card(change.key, change.value)
+            card = readable_card(change.key, change.value, signed_with=self._signed_with)
             if card is None:
                 return
             if self._namespace is not None and card.namespace != self._namespace:

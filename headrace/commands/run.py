@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from headrace import logs
+from headrace.broker.errors import CardKeyUnusable
 from headrace.broker.part_state import PartState
 from headrace.commands.preflight import check_conversion, check_exposure, check_up, check_worker
 from headrace.config.build_settings import (
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 # What no restart cures.
-_CONFIGURATION = (AccessDenied, JetStreamDisabled, ServerTooOld, SubjectError, TopologyError)
+_CONFIGURATION = (AccessDenied, CardKeyUnusable, JetStreamDisabled, ServerTooOld, SubjectError, TopologyError)
 
 
 def run_up(settings: Settings) -> int:
