@@ -24,6 +24,7 @@ from headrace.console.pages import ConsolePages
 from headrace.console.readers import Readers
 from headrace.console.requests import RequestRoutes
 from headrace.console.sections import Sections, Shared, Source
+from headrace.console.stream_metrics_route import StreamMetrics
 from headrace.errors import CommandError
 from headrace.frontend.error_forms import error_response
 from headrace.frontend.errors import FrontendError, MethodNotAllowed, RouteNotFound, translate
@@ -64,6 +65,7 @@ def build_console(connection: Connection, names: Subjects, options: ConsoleOptio
             *RequestRoutes(connection, names, readers, guard).routes(),
             *Actions(connection, names, guard, may_kill=options.may_kill).routes(),
             *FrontendProxy(options.frontend, guard).routes(),
+            *StreamMetrics(readers, guard).routes(),
         ],
         options=options,
     )

@@ -21,7 +21,7 @@ from headrace.commands.operating.control_client import ask_all
 from headrace.console.overview_rows import Tables, deployment_tables
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError, SubjectError
-from headrace.jetstream.provision import status
+from headrace.jetstream.provision import StreamStatus, status
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.top.facts import load_reports, stored_requests
@@ -116,8 +116,12 @@ class Readers:
                     for c in sorted(one.consumers, key=lambda c: (-c.waiting_messages, c.name))[:MOST_CONSUMERS]
                 ],
             }
-            for one in await status(self._nats, Topology(self._names))
+            for one in await self.stream_states()
         }
+
+    async def stream_states(self) -> list[StreamStatus]:
+        """Read all streams of the deployment with their consumers."""
+        return await status(self._nats, Topology(self._names))
 
     async def routers(self) -> Rows:
         """Ask the live routers what they hold."""

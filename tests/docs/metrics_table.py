@@ -21,6 +21,7 @@ END = "<!-- end of metrics -->"
 
 MODULES = {  # module → the processes that count in it
     "jetstream.metrics": "every process",
+    "jetstream.stream_metrics": "the console",
     "broker.metrics": "`ingress`, `models`: frontends; `worker`: workers; `broker`: every process",
     "broker.durable.metrics": "frontends",
     "broker.batches.metrics": "frontends",

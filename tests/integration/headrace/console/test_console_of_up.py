@@ -87,6 +87,9 @@ def test_it_shows_the_deployment_and_changes_nothing_without_the_key(tmp_path: P
         assert httpx.get(f"{address}/console", headers={"host": "evil.example"}).status_code == 403
         gone = httpx.post(f"{address}/console/api/letters/1/drop", headers={"x-console-key": key})
         assert (gone.status_code, gone.json()["error"]["code"]) == (409, "not_done")
+        metrics = httpx.get(f"{address}/metrics").text
+        assert 'headrace_stream_consumers{stream="HR_WORK"} 2.0' in metrics
+        assert 'headrace_stream_missing{stream="HR_REQ"} 0.0' in metrics
         bad = httpx.get(f"{address}/console/events?tables=secrets")
         assert (bad.status_code, bad.json()["error"]["code"]) == (400, "unknown_table")
 
@@ -95,6 +98,8 @@ def test_where_keys_are_asked_for_nothing_is_shown_without_the_consoles(tmp_path
     with deployed(tmp_path, "--auth", "keys") as (_, address, key):
         assert httpx.get(f"{address}/console/events?tables=workers").status_code == 401
         assert httpx.get(f"{address}/console/api/requests").status_code == 401
+        assert httpx.get(f"{address}/metrics").status_code == 401
+        assert httpx.get(f"{address}/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 200
         workers = first_update(address, "workers", key)["workers"]["all"]
         headers = {"x-console-key": key}
         killed = httpx.post(f"{address}/console/api/workers/{next(iter(workers))}/kill", headers=headers)
