@@ -50,10 +50,15 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(20)
 
 
-@pytest.mark.parametrize("form", [(), ("--jwt",)], ids=["accounts", "tokens"])
-def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path, form: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("form", "of_worker"),
+    [((), ("--worker", "gpu7")), (("--jwt",), ("--worker", "gpu7")), ((), ())],
+    ids=["accounts", "tokens", "login-of-the-pool"],
+)
+def test_the_printed_accounts_and_contexts_make_a_deployment(
+    tmp_path: Path, form: tuple[str, ...], of_worker: tuple[str, ...]
+) -> None:
     logins = tmp_path / "logins"
-    of_worker = ("--worker", "gpu7")
     told = init(logins, "--model", "sim", "--tenant", "acme", *form, *(() if form else of_worker))
     assert "headrace steward --nats-context" in told
     config = (logins / "accounts.conf").read_text()
@@ -61,7 +66,7 @@ def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path, for
         # The same seeds, and the address. The server that reads tokens need not be told of one more worker.
         init(logins, "--model", "sim", "--tenant", "acme", "--nats", server.url, *of_worker, *form)
         assert form or (logins / "accounts.conf").read_text() == config  # tokens have the time of their making
-        worker = f"worker-{pool_id('sim')}.gpu7.json"
+        worker = f"worker-{pool_id('sim')}{'.gpu7' if of_worker else ''}.json"
         parts = [
             ("worker", "--engine", "sim", "--nats-context", str(logins / worker)),
             ("router", "--nats-context", str(logins / "router.json")),
@@ -88,11 +93,18 @@ def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path, for
                     logs = "".join(path.read_text()[-1500:] for path in tmp_path.glob("*.log"))
                     assert time.monotonic() < deadline, logs
                     time.sleep(0.2)
-            again = subprocess.run(
-                [*COMMAND, *parts[0]], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
-            )
-            assert again.returncode
-            assert "registered as worker gpu7" in again.stderr + again.stdout
+            if of_worker:
+                again = subprocess.run(
+                    [*COMMAND, *parts[0]],
+                    cwd=tmp_path,
+                    env=ENVIRONMENT,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                assert again.returncode
+                assert "registered as worker gpu7" in again.stderr + again.stdout
         refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
         assert not refused  # not even of parts that came before the steward: they wait for it
 
