@@ -119,6 +119,7 @@ def crowded(poison: int, innocents: int, workers: int, *, kills: int = 0, over_s
         poison_limit=5,  # as proven in tests/unit/broker/protocol/test_group_testing.py
         all_poison_limit=20,
         innocents_live=True,
+        unlucky=4 if kills else 0,  # said in docs/reliability.md
     )
     name = f"{f'{poison} of {poison + innocents}' if poison else f'{kills} kills'} on {workers}"
     victims = [f"W{i}" for i in range(workers)]

@@ -218,7 +218,8 @@ class Deployment:
         code, wish = request.outcome, request.wish
         if code == "poison":
             real = self.truth.real_crashes(request.id) | self.truth.away(request.id)
-            if len(real) < POISON_WEIGHT or (self.shape.innocents_live and not wish.poison):
+            live = self.shape.innocents_live and not wish.poison and not 0 < self.shape.unlucky <= len(real)
+            if len(real) < POISON_WEIGHT or live:
                 raise Violation(f"innocent dead-lettered: {request.id} after {sorted(real)}")
             return
         allowed = {

@@ -35,6 +35,7 @@ class Shape:
     poison_limit: int = 4  # crashes by one poison request
     all_poison_limit: int = 1000  # crashes by all of them together
     innocents_live: bool = False  # no innocent may end as poison
+    unlucky: int = 0  # but for one that so many kills hit, each before it made progress; 0 = none at all
     unsuspected: bool = False  # nothing that happens may look like the death of a worker
     refused_unstarted: bool = False  # no request is refused that has given tokens
     max_rows: int = 4096
