@@ -22,6 +22,7 @@ from headrace.workers.sglang.disagg_rendezvous import (
 from headrace.workers.sglang.settings import ranks
 
 OPERATIONS = frozenset({"reset_prefix_cache"})
+PAUSE_OPERATIONS = frozenset({"pause", "resume", "is_paused"})  # of an engine that generates
 
 
 def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
@@ -88,7 +89,7 @@ def capabilities(engine: Any) -> Capabilities:
         lora="dynamic" if args.enable_lora else "none",
         cache_salt=True,
         priority=priority,
-        operations=OPERATIONS | ADAPTER_OPERATIONS if args.enable_lora else OPERATIONS,
+        operations=OPERATIONS | PAUSE_OPERATIONS | (ADAPTER_OPERATIONS if args.enable_lora else frozenset()),
         **with_handovers(role_of(args.disaggregation_mode)),
     )
 

@@ -69,6 +69,7 @@ class EngineHost:
         self._dropped: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._batch: list[Output] = []
+        self._paused = False
 
     async def serve(self) -> None:
         """Serve until the worker says `Stop` or is gone."""
@@ -215,10 +216,28 @@ class EngineHost:
                 return _checked(await self._engine.async_unload_lora_adapter(args["name"]))
             case "reset_prefix_cache":
                 return bool((await self._manager.flush_cache(timeout_s=FLUSH_WAIT_S)).success)
+            case "pause" | "resume" if self._manager.model_config.is_generation:
+                await self._pause(operation == "pause", args)
+                return {}
+            case "is_paused" if self._manager.model_config.is_generation:
+                return {"result": self._paused}
             case _:
                 raise UnsupportedByEngine(
-                    f"SGLang has no operation {operation!r} here; known: load_adapter, unload_adapter, reset_prefix_cache"
+                    f"SGLang has no operation {operation!r} here; known: load_adapter, unload_adapter, reset_prefix_cache, "
+                    "and of a model that generates pause, resume, is_paused"
                 )
+
+    async def _pause(self, paused: bool, args: Mapping[str, Any]) -> None:
+        """Have the scheduler stand still with its sequences inside, or go on. New sequences wait in front of it meanwhile."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+        if (mode := args.get("mode", "keep")) != "keep":
+            raise RequestInvalid(f"SGLang pauses with its sequences inside here (mode keep), not with mode {mode!r}")
+        if paused:
+            await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
+        else:
+            await self._manager.continue_generation(ContinueGenerationReqInput())
+        self._paused = paused
 
     async def _load_adapter(self, name: str, source: str) -> dict[str, Any]:
         """Load an adapter, unless the very same one is loaded. SGLang itself refuses a name that it has."""

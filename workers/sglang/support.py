@@ -6,7 +6,7 @@ from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.sglang.convert import GUIDED
-from headrace.workers.sglang.describe import OPERATIONS
+from headrace.workers.sglang.describe import OPERATIONS, PAUSE_OPERATIONS
 
 _MOST = Capabilities(
     roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
@@ -21,7 +21,7 @@ _MOST = Capabilities(
     resume_repetition=True,
     cache_salt=True,
     priority=True,
-    operations=OPERATIONS | ADAPTER_OPERATIONS,
+    operations=OPERATIONS | PAUSE_OPERATIONS | ADAPTER_OPERATIONS,
 )
 
 _ADAPTERS = "`adapters` or `enable_lora=true`"

@@ -1,6 +1,6 @@
-"""Pauses a scheduler that only waits for pages of another engine, so that the one that computes them has the cores.
+"""Pauses a scheduler that only waits, for pages of another engine or for the end of a pause, so that others have the cores.
 
-SGLang asks again at once, with a core of its own, whether a hand-over has come further: on a GPU nothing else wants that core.
+SGLang asks again at once, with a core of its own, whether there is something to do: on a GPU nothing else wants that core.
 """
 
 from __future__ import annotations
@@ -21,4 +21,14 @@ def pause(original: Callable[..., None], scheduler: Any, *args: Any, **kwargs: A
         time.sleep(PAUSE_S)
 
 
-HOOKS = (Hook("sglang.srt.managers.scheduler.Scheduler.on_idle", pause, "around"),)
+def rest(original: Callable[..., None], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a moment pass in a turn of an engine that an operator has paused."""
+    original(scheduler, *args, **kwargs)
+    time.sleep(PAUSE_S)
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+HOOKS = (
+    Hook(f"{_SCHEDULER}.on_idle", pause, "around"),
+    Hook(f"{_SCHEDULER}._record_scheduler_state_for_paused_engine", rest, "around"),
+)

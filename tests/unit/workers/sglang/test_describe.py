@@ -102,6 +102,7 @@ def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool
     able = capabilities(made)
     assert (able.resume, able.logprobs, able.guided, able.seeds) == (False, False, frozenset(), False)
     assert (able.beam_search, info.beam_width) == (False, 0)
+    assert "pause" not in able.operations
 
 
 def test_a_model_without_a_tokenizer_file_is_refused(tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_abilities_follow_from_the_settings(folder: Path) -> None:
     plain = capabilities(engine(folder))
     assert (plain.lora, plain.priority, plain.seeds, bool(plain.guided)) == ("none", False, False, True)
     assert "load_adapter" not in plain.operations
+    assert {"pause", "resume", "is_paused"} <= plain.operations
     given = {"enable_lora": True, "enable_priority_scheduling": True, "enable_deterministic_inference": True}
     able = capabilities(engine(folder, grammar_backend="none", **given))
     assert (able.lora, able.priority, able.seeds, able.guided) == ("dynamic", True, True, frozenset())

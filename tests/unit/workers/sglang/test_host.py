@@ -48,6 +48,7 @@ class Manager:
         self.load_snapshot_reader = SimpleNamespace(read_all=list)
         self.requests: list[Request] = []
         self.aborted: list[str] = []
+        self.pauses: list[str] = []
         self._abort = asyncio.Event()
 
     async def generate_request(self, request: Request, _raw: None) -> AsyncIterator[dict[str, Any]]:
@@ -72,6 +73,12 @@ class Manager:
     def abort_request(self, rid: str) -> None:
         self.aborted.append(rid)
         self._abort.set()
+
+    async def pause_generation(self, request: Request) -> None:
+        self.pauses.append(request.mode)
+
+    async def continue_generation(self, request: Request) -> None:
+        self.pauses.append("")
 
     async def flush_cache(self, timeout_s: float) -> Any:
         return SimpleNamespace(success=True)
@@ -134,7 +141,8 @@ def io_struct(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     module = ModuleType("sglang.srt.managers.io_struct")
-    module.GenerateReqInput = module.EmbeddingReqInput = Request  # type: ignore[attr-defined]
+    for name in ("GenerateReqInput", "EmbeddingReqInput", "PauseGenerationReqInput", "ContinueGenerationReqInput"):
+        setattr(module, name, Request)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -241,6 +249,40 @@ async def test_operations_are_done_or_refused_by_name() -> None:
     assert replies[0] == Reply(1, True)
     errors = [reply.error for reply in replies[1:] if reply is not None]
     assert [error.kind for error in errors if error is not None] == ["unsupported", "unsupported"]
+    await bench.end()
+
+
+async def test_a_pause_keeps_the_sequences_inside_until_it_is_ended() -> None:
+    bench = Bench()
+    for call, operation in enumerate(("is_paused", "pause", "is_paused", "resume", "is_paused"), 1):
+        bench.send(Control(call, operation, {}))
+        await bench.until(lambda call=call: bench.reply(call))  # type: ignore[misc]
+    assert bench.manager.pauses == ["in_place", ""]
+    values = [reply.value for call in (1, 3, 5) if (reply := bench.reply(call)) is not None]
+    assert values == [{"result": False}, {"result": True}, {"result": False}]
+    await bench.end()
+
+
+async def test_a_pause_that_would_end_sequences_is_refused() -> None:
+    bench = Bench()
+    bench.send(Control(1, "pause", {"mode": "abort"}))
+    await bench.until(lambda: bench.reply(1))
+    reply = bench.reply(1)
+    assert reply is not None
+    assert reply.error is not None
+    assert (reply.error.kind, "'abort'" in reply.error.message) == ("invalid", True)
+    assert bench.manager.pauses == []
+    await bench.end()
+
+
+async def test_an_engine_that_makes_vectors_has_no_pause() -> None:
+    bench = Bench(generates=False)
+    bench.send(Control(1, "pause", {}))
+    await bench.until(lambda: bench.reply(1))
+    reply = bench.reply(1)
+    assert reply is not None
+    assert reply.error is not None
+    assert reply.error.kind == "unsupported"
     await bench.end()
 
 

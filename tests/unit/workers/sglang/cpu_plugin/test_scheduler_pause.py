@@ -19,3 +19,12 @@ def test_only_a_scheduler_that_waits_for_pages_is_paused(
     scheduler = SimpleNamespace(is_fully_idle=lambda: idle)
     scheduler_pause.pause(turns.append, scheduler)
     assert (turns, slept) == ([scheduler], pauses)
+
+
+def test_a_paused_scheduler_rests_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(scheduler_pause, "time", SimpleNamespace(sleep=slept.append))
+    turns: list[object] = []
+    scheduler = SimpleNamespace()
+    scheduler_pause.rest(turns.append, scheduler)
+    assert (turns, slept) == ([scheduler], [scheduler_pause.PAUSE_S])
