@@ -105,6 +105,7 @@ class Answer:
 class FakeIngress:
     """Answers at once, with rows made up beforehand."""
 
+    id = "i-bench"
     ready = True
 
     def __init__(self, files: Mapping[str, bytes], batch: int) -> None:
