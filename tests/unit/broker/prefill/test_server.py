@@ -93,7 +93,7 @@ async def test_the_blocks_of_the_dead_are_let_go_of_but_not_what_was_promised_ju
 async def test_an_answer_that_reaches_nobody_outlives_their_lease_as_long_as_was_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "PROMISED_S", 0.1)
+    monkeypatch.setattr(server, "PROMISED_S", 0.5)
     world = Nobody()
     one, held = prefill(world)
     one.check("j")
