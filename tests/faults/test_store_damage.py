@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from headrace.tools.chaos.store_damage import delete, garble, garble_descriptions, truncate
 from tests.faults.support.scene import Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(100)]
@@ -24,39 +22,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(100)]
 STREAMS = 12
 TOKEN_S = 0.02
 ENGINE = (f'timing_overrides={{"decode_base_s": {TOKEN_S}, "prefill_tokens_per_s": 20000}}', "slots=64")
-
-
-def truncate(store: Path) -> None:
-    """Every file loses its second half, as after a power cut."""
-    for file in _files(store):
-        os.truncate(file, file.stat().st_size // 2)
-
-
-def garble(store: Path) -> None:
-    """Every file has other bytes in its middle."""
-    rng = random.Random(1)
-    for file in _files(store):
-        data = bytearray(file.read_bytes())
-        for at in range(len(data) // 3, 2 * len(data) // 3):
-            data[at] = rng.randrange(256)
-        file.write_bytes(data)
-
-
-def garble_descriptions(store: Path) -> None:
-    """What nats-server reads first of each stream has other bytes, so that it cannot read any of them."""
-    for file in store.rglob("meta.inf"):
-        file.write_bytes(b"?" * file.stat().st_size)
-
-
-def delete(store: Path) -> None:
-    """There is no store any more."""
-    shutil.rmtree(store)
-
-
-def _files(store: Path) -> list[Path]:
-    found = [file for file in store.rglob("*") if file.is_file() and file.stat().st_size]
-    assert found
-    return found
 
 
 async def damaged(folder: Path, damage: Callable[[Path], None]) -> None:
