@@ -39,7 +39,7 @@ from headrace.frontend.batches.frontend_batches import FrontendBatches
 from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.malloc import return_large
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.serving import listen, serve
+from headrace.frontend.serving import listen, listen_alone, serve
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.startup_app import StartupApp
 from headrace.frontend.status import Lifecycle
@@ -69,15 +69,16 @@ async def run_frontend(
 
     Raises AddressUnavailable, and the ConnectError family if the broker cannot be used at the start.
     """
-    listener = listen(settings)
-    with contextlib.closing(listener):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(listen(settings)))
+        alone = [stack.enter_context(contextlib.closing(one)) for one in listen_alone(settings)]
         try:
             async with asyncio.TaskGroup() as group:
                 front = StartupApp(Metrics(), Lifecycle())
                 work = _Work(settings, batches or BatchSettings(), options, subjects, front)
                 listening = asyncio.get_running_loop().create_future()
                 working = group.create_task(work.run(listening, on_listening), name="work")
-                await serve(front, settings, listener, drain=work.drain, on_listening=listening.set_result)
+                await serve(front, settings, listener, drain=work.drain, on_listening=listening.set_result, more=alone)
                 working.cancel()
         except BaseExceptionGroup as group_error:
             if len(group_error.exceptions) == 1 and isinstance(group_error.exceptions[0], HeadraceError):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 import structlog
@@ -55,8 +55,12 @@ async def serve(
     *,
     drain: Callable[[float], Awaitable[None]],
     on_listening: Callable[[str], None] | None = None,
+    more: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve HTTP on `listener` until a signal arrives and running answers have ended; `drain(grace_s)` is awaited meanwhile."""
+    """Serve HTTP on `listener` until a signal arrives and running answers have ended; `drain(grace_s)` is awaited meanwhile.
+
+    `more`: sockets on which it serves the same.
+    """
     connections = Connections(settings, frontend.metrics)
     tls = ServerTls(settings.tls_cert, settings.tls_key) if settings.tls_cert is not None else None
     _warn_of_plain_http(settings)
@@ -80,7 +84,7 @@ async def serve(
     stop = asyncio.Event()
     with _signals(server, stop):
         async with asyncio.TaskGroup() as group:
-            serving = group.create_task(server._serve(sockets=[listener]), name="http")
+            serving = group.create_task(server._serve(sockets=[listener, *more]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
             background = [
                 group.create_task(connections.sweep(), name="connections"),
@@ -149,14 +153,24 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 
 def listen(settings: FrontendSettings) -> socket.socket:
     """Bind a socket to the configured address. Raises AddressUnavailable."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    return _bound(settings.host, settings.port, shared=settings.share_port)
+
+
+def listen_alone(settings: FrontendSettings) -> list[socket.socket]:
+    """Bind a socket to the port that no other frontend has; none if it is not configured. Raises AddressUnavailable."""
+    return [_bound(settings.host, settings.own_port)] if settings.own_port else []
+
+
+def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
-        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
-        raise AddressUnavailable(message) from None
+        raise AddressUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)
     return listener

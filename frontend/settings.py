@@ -16,6 +16,14 @@ class FrontendSettings:
 
     host: Annotated[str, Setting("Address to listen on.", "--host")] = "127.0.0.1"
     port: Annotated[int, port_setting("Port to listen on; 0 picks a free one.", "--port")] = 8000
+    share_port: Annotated[
+        bool,
+        Setting("Listen on a port on which other frontends of the same user listen, too; the kernel spreads connections."),
+    ] = False
+    own_port: Annotated[
+        int,
+        Setting("One more port, of this frontend alone, for its probes and metrics; 0: none.", least=0, most=65535),
+    ] = 0
     backlog: Annotated[int, Setting("Connections the kernel may hold before they are accepted.", least=1, most=65535)] = 2048
     keep_alive_s: Annotated[float, Setting("An idle connection is closed after this.", least=0.1)] = 75.0
     body_timeout_s: Annotated[float, Setting("Longest time from a request's headers to the end of its body.", least=0.1)] = 30.0

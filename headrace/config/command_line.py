@@ -124,6 +124,16 @@ class Up(NamedTuple):
             names=True,
         ),
     ] = {}
+    frontends: Annotated[
+        int,
+        Setting(
+            "HTTP frontends to run, all on one port; the kernel spreads connections over them.",
+            "--frontends",
+            least=1,
+            most=64,
+            metavar="N",
+        ),
+    ] = 1
     routers: Annotated[
         int,
         Setting("Routers to run; with none, workers place requests on themselves.", "--routers", least=0, most=64, metavar="N"),

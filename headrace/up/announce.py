@@ -20,17 +20,18 @@ _LOG_PROGRESS_EVERY_S = 10.0
 
 
 async def until_answering(
-    terminal: Terminal, host: str, port: int, *, tls: bool, waiting_for: Callable[[], str], began_s: float
+    terminal: Terminal, host: str, ports: Sequence[int], *, tls: bool, waiting_for: Callable[[], str], began_s: float
 ) -> list[str]:
-    """Show progress until the frontend says that some model can answer, and return the names of those that can.
+    """Show progress until the frontends at all `ports` say that some model can answer, and return the names of those that can.
 
     `began_s` is a time of the monotonic clock.
     """
     next_status_s = began_s + terminal.QUIET_START_S
     next_log_s = began_s + _LOG_PROGRESS_EVERY_S
     while True:
-        if models := await served_models(host, port, tls=tls):
-            return models
+        served = [await served_models(host, port, tls=tls) for port in ports]
+        if all(served):
+            return served[0]
         now_s = time.monotonic()
         elapsed_s = now_s - began_s
         if now_s >= next_status_s:

@@ -34,15 +34,13 @@ class Reaped:
 class Parts:
     """All processes except the NATS server."""
 
-    frontend: ManagedProcess | None = None
+    frontends: tuple[ManagedProcess, ...] = ()
     workers: tuple[ManagedProcess, ...] = ()
     routers: tuple[ManagedProcess, ...] = ()
     console: ConsolePart | None = None
 
     def __iter__(self) -> Iterator[ManagedProcess]:
-        if self.frontend is not None:
-            yield self.frontend
-        yield from (*self.workers, *self.routers)
+        yield from (*self.frontends, *self.workers, *self.routers)
         if self.console is not None:
             yield self.console.part
 
@@ -52,26 +50,33 @@ class Parts:
 
 
 def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int, logins: ServerLogins | None = None) -> Parts:
-    """Return the parts to run. `environment` is what all of them get, `port` the frontend's, `logins` how each logs in.
+    """Return the parts to run. `environment` is what all of them get, `port` the frontends', `logins` how each logs in.
 
     Raises SettingsError for numbers of workers that make no sense.
     """
-    frontend = ManagedProcess(
-        "frontend",
-        ("frontend", "--port", str(port)),
-        {
-            **without_secrets_of_others(environment, "frontend"),
-            **(logins.frontend() if logins is not None else {}),
-            "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S),
-        },
-        RestartState(essential=True),
-    )
     taken = {port}
+    frontends = _frontends(settings, {**environment, **(logins.frontend() if logins is not None else {})}, port, taken)
     workers = _workers(settings, environment, logins, taken)
     login = logins.router() if logins is not None else {}
     routers = _routers(settings, {**environment, **login}, taken)
     url = base_url(settings["frontend.host"], port, tls=settings["frontend.tls_cert"] is not None)
-    return Parts(frontend, workers, routers, console_part(settings, environment, frontend=url, taken=taken, logins=logins))
+    return Parts(frontends, workers, routers, console_part(settings, environment, frontend=url, taken=taken, logins=logins))
+
+
+def _frontends(settings: Settings, environment: Mapping[str, str], port: int, taken: set[int]) -> tuple[ManagedProcess, ...]:
+    """Return the frontends. One has the port for itself; of several each has one more, for its probes and metrics."""
+    environment = {
+        **without_secrets_of_others(environment, "frontend"),
+        "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S),
+    }
+    argv = ("frontend", "--port", str(port))
+    if settings["up.frontends"] == 1:
+        return (ManagedProcess("frontend", argv, environment, RestartState(essential=True)),)
+    frontends: list[ManagedProcess] = []
+    for number, own in enumerate(assign_ports(0, settings["up.frontends"], taken, host=settings["frontend.host"]), 1):
+        env = {**environment, "HEADRACE_FRONTEND_SHARE_PORT": "true", "HEADRACE_FRONTEND_OWN_PORT": str(own)}
+        frontends.append(ManagedProcess(f"frontend-{number}", argv, env, RestartState(essential=True), metrics_port=own))
+    return tuple(frontends)
 
 
 def _workers(

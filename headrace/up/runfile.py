@@ -4,12 +4,14 @@ the data folder against a second `up`.
     {"pid": 1, "ready": true, "url": "http://127.0.0.1:8000", "prefix": "hr", "namespace": "default",
      "nats": {"url": "nats://127.0.0.1:4222", "pid": 2, "context": null},
      "frontend": {"name": "frontend", "pid": 3, "port": 8000},
+     "frontends": [{"name": "frontend", "pid": 3, "port": 8000}],
      "workers": [{"name": "worker-1", "role": "aggregated", "pid": 4, "metrics_port": 9100}],
      "routers": [{"name": "router-1", "pid": 5}],
      "console": {"name": "console", "pid": 6, "url": "http://127.0.0.1:8001/console"}}
 
-The console is null where there is none, a pid while its part is being restarted. The file is replaced in one step and removed
-at the end; one that stays is of an `up` that was killed.
+`frontend` is the first of the frontends; of several each has a `metrics_port` of its own. The console is null where there is
+none, a pid while its part is being restarted. The file is replaced in one step and removed at the end; one that stays is of an
+`up` that was killed.
 """
 
 from __future__ import annotations

@@ -201,8 +201,9 @@ class Supervisor:
                 group.create_task(self._stop_part(router, grace_s=ROUTER_GRACE_S))
             if self._parts.console is not None:
                 group.create_task(self._stop_part(self._parts.console.part, grace_s=CONSOLE_GRACE_S))
-        if self._parts.frontend is not None:
-            await self._stop_part(self._parts.frontend, grace_s=FRONTEND_GRACE_S)
+        async with asyncio.TaskGroup() as group:
+            for frontend in self._parts.frontends:
+                group.create_task(self._stop_part(frontend, grace_s=FRONTEND_GRACE_S))
 
     async def _stop_part(self, part: ManagedProcess, *, grace_s: float) -> None:
         part.state.stop_asked()
@@ -250,8 +251,9 @@ class Supervisor:
     # -- what people and tools see ---------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
+        ports = [frontend.metrics_port or self._port for frontend in self._parts.frontends]
         models = await until_answering(
-            self._terminal, self._host, self._port, tls=self._tls, waiting_for=self._waiting_for, began_s=self._began_s
+            self._terminal, self._host, ports, tls=self._tls, waiting_for=self._waiting_for, began_s=self._began_s
         )
         self._ready = True
         self._answering.set()
@@ -289,9 +291,9 @@ class Supervisor:
         return "waiting for a worker to start again"
 
     def _publish_state(self) -> None:
-        frontend = self._parts.frontend
-        if frontend is None:
+        if not self._parts.frontends:
             return
+        frontends = [{**frontend.describe(), "port": self._port} for frontend in self._parts.frontends]
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "ready": self._ready,
@@ -302,7 +304,8 @@ class Supervisor:
                 **self._nats.describe(),
                 "context": self._nats.logins.operator_context or self._settings["nats.context"],
             },
-            "frontend": {**frontend.describe(), "port": self._port},
+            "frontend": frontends[0],
+            "frontends": frontends,
             "workers": [worker.describe() for worker in self._parts.workers],
             "routers": [router.describe() for router in self._parts.routers],
             "console": self._parts.console.describe() if self._parts.console is not None else None,

@@ -82,7 +82,7 @@ class RunningUp:
 
     def pids(self) -> list[int]:
         state = self.state()
-        parts = [state["nats"], state["frontend"], *state["workers"], *state["routers"]]
+        parts = [state["nats"], *state["frontends"], *state["workers"], *state["routers"]]
         return [self.process.pid, *(part["pid"] for part in parts if part["pid"])]
 
     def stop(self) -> None:

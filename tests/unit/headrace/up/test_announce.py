@@ -32,7 +32,9 @@ async def test_a_frontend_that_falls_silent_after_it_was_ready_does_not_take_the
     frontend = Frontend((0, []), (503, []), (200, ["acme/m"]), (503, []))
     monkeypatch.setattr(frontend_probe, "get", frontend.get)
     terminal = Terminal(io.StringIO(), json_lines=True, colour=False)
-    models = await until_answering(terminal, "127.0.0.1", 1, tls=False, waiting_for=lambda: "a model", began_s=time.monotonic())
+    models = await until_answering(
+        terminal, "127.0.0.1", [1], tls=False, waiting_for=lambda: "a model", began_s=time.monotonic()
+    )
     assert models == ["acme/m"]
     await say_ready("127.0.0.1", 8000, tls=False, models=models, after_s=1.0)
     block = capsys.readouterr().out

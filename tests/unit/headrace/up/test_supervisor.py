@@ -62,7 +62,7 @@ async def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_lat
     monkeypatch.setattr("headrace.up.supervisor._PUBLISH_AGAIN_S", 0.01)
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
-    supervisor._parts = Parts(frontend=part(""))
+    supervisor._parts = Parts(frontends=(part(""),))
     written: list[dict[str, Any]] = []
 
     def write(state: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ async def test_what_a_second_interrupt_kills_has_not_crashed(tmp_path: Path, mon
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
     frontend = ManagedProcess("frontend", (), dict(os.environ), RestartState(essential=True))
-    supervisor._parts = Parts(frontend=frontend)
+    supervisor._parts = Parts(frontends=(frontend,))
     with capture_logs() as logged:
         keeping = asyncio.create_task(supervisor._keep(frontend))
         while frontend.child is None:

@@ -1,0 +1,93 @@
+"""`headrace up --frontends N`: several frontends answer on one port, and one that dies takes its own connections only."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.up_process import RunningUp
+
+pytestmark = pytest.mark.deployment
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
+    running: list[RunningUp] = []
+
+    def start(*flags: str) -> RunningUp:
+        folder = tmp_path / str(len(running))
+        folder.mkdir()
+        running.append(RunningUp(folder, *flags))
+        return running[-1]
+
+    yield start
+    for up in running:
+        up.stop()
+
+
+def answers_itself(part: dict[str, Any]) -> bool:
+    """Whether this frontend answers on its own port."""
+    connection = http.client.HTTPConnection("127.0.0.1", part["metrics_port"], timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def chats(part: dict[str, Any]) -> int:
+    """How many chats this frontend has answered, by its own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    counts = [line for line in lines if line.startswith('headrace_frontend_requests_total{route="/v1/chat/completions"')]
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in counts))
+
+
+def test_several_frontends_share_one_port_and_each_has_one_of_its_own(start: Callable[..., RunningUp]) -> None:
+    up = start("--frontends", "2")
+    up.until_ready()
+    state = up.state()
+    frontends = state["frontends"]
+    assert [part["name"] for part in frontends] == ["frontend-1", "frontend-2"]
+    assert {part["port"] for part in frontends} == {state["frontend"]["port"]}
+    assert len({part["metrics_port"] for part in frontends}) == 2
+    assert all(answers_itself(part) for part in frontends), "it was said to be ready"
+    up.until("the kernel gives both some connections", lambda: bool(up.chat()) and all(map(chats, frontends)))
+    pids = [part["pid"] for part in frontends]
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(30) == 0, up.log()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", state["frontend"]["port"]), timeout=1):
+        pass
+
+
+def test_one_that_is_killed_leaves_the_others_serving_and_comes_back(start: Callable[..., RunningUp]) -> None:
+    up = start("--frontends", "2")
+    up.until_ready()
+    first, second = up.state()["frontends"]
+    os.kill(first["pid"], signal.SIGKILL)
+    assert answers_itself(second)
+    up.until("it answers again", lambda: up.state()["frontends"][0]["pid"] != first["pid"] and answers_itself(first))
+    assert up.chat()
+    assert up.state()["frontends"][1]["pid"] == second["pid"]
+
+
+def test_a_second_up_does_not_share_the_port_of_the_first(start: Callable[..., RunningUp]) -> None:
+    up = start("--frontends", "2")
+    up.until_ready()
+    other = start("--frontends", "2", "--port", str(up.state()["frontend"]["port"]))
+    assert other.process.wait(30) == 78, other.log()
+    assert "cannot listen on" in other.log() + other.out_file.read_text()
+    assert up.chat()
