@@ -114,6 +114,16 @@ class Up(NamedTuple):
             metavar="N",
         ),
     ] = None
+    encode_workers: Annotated[
+        int,
+        Setting(
+            "Workers that encode images for the others, of a model that takes media, on vLLM only.",
+            "--encode-workers",
+            least=0,
+            most=1024,
+            metavar="N",
+        ),
+    ] = 0
     pools: Annotated[
         Mapping[str, Any],
         Setting(

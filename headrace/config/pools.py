@@ -21,7 +21,7 @@ from headrace.errors import SettingsError
 POOLS = "up.pools"
 POOL = "worker.pool"
 
-OF_UP = frozenset({"mode", "workers", "prefill_workers", "decode_workers"})
+OF_UP = frozenset({"mode", "workers", "prefill_workers", "decode_workers", "encode_workers"})
 """Settings of `up` that a pool may give."""
 NOT_SHARED = frozenset(
     {*(f"up.{name}" for name in OF_UP), "worker.served_name", "worker.aliases", "worker.engine_args", "worker.tool_parser"}

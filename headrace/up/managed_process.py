@@ -31,7 +31,7 @@ class ManagedProcess:
     @property
     def serves(self) -> bool:
         """Return True for a worker that answers requests."""
-        return self.role not in ("", "prefill")
+        return self.role not in ("", "prefill", "encode")
 
     async def turn(self, answering: asyncio.Event, *, timeout_s: float) -> None:
         """Wait until the worker that this part starts after can answer or has ended, this part is to stop, or time is up."""

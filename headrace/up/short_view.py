@@ -107,7 +107,7 @@ class ShortView:
         return self._line("good", part, text, after_s=self._clock() - self._began_s if timed else None)
 
     def _worker_is_ready(self, part: str, event: Mapping[str, Any]) -> str | None:
-        if not part.startswith("prefill-"):
+        if not part.startswith(("prefill-", "encode-")):
             self._serving.add(part)
         return self._is_ready(part, f"{event.get('engine')} serves {event.get('model')}")
 

@@ -3,6 +3,7 @@
     --mode aggregated      worker-1 …                 each computes prompts and answers (--workers, one)
     --mode disagg          decode-1 … prefill-1 …     (--decode-workers, --prefill-workers, one each)
                            worker-1 … beside them     (--workers, none), which can take either role later
+    --encode-workers N     encode-1 … beside those    which encode images for them
 
 Each further pool (`--pool NAME=…`) has its own: NAME-worker-1 …, on an engine of its own.
 
@@ -27,13 +28,15 @@ from headrace.router.placement.settings import SchedulerSettings
 from headrace.up.pools import every_pool
 
 # Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports are assigned.
-_NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill"}
+_NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill", "encode": "encode"}
 _START_CORES = 2  # that an engine keeps busy while it loads
 # What has an engine that starts aggregated hand blocks over, so that it can take any role later; and what says that already.
 _HANDS_OVER = {
     "vllm": ("kv_transfer_mode=push", frozenset({"kv_transfer_mode", "kv_transfer_config"})),
     "sim": ("disagg=params", frozenset({"disagg"})),
 }
+# What has an engine take embeddings of media that others have encoded; and the roles in which it can.
+_TAKES_EMBEDDINGS = {"vllm": ("encoders", frozenset({"aggregated", "decode"}))}
 Login = Callable[[Settings], Mapping[str, str]]
 
 SIM_OUTPUT_TOKENS = 192  # mean length of the simulator's answers where nothing says another one; else they fill the context
@@ -52,8 +55,8 @@ class WorkerPlan:
 
     @property
     def serves(self) -> bool:
-        """Return True for a worker that answers requests. The role `prefill` only computes prompts for decode workers."""
-        return self.role != "prefill"
+        """Return True for a worker that answers requests. The roles `prefill` and `encode` only compute for others."""
+        return self.role not in ("prefill", "encode")
 
 
 def worker_counts(settings: Settings) -> dict[str, int]:
@@ -71,6 +74,12 @@ def worker_counts(settings: Settings) -> dict[str, int]:
     counts = {role: default if settings[key] is None else int(settings[key]) for role, key in asked.items()}
     aggregated = settings["up.workers"]
     counts["aggregated"] = (0 if disagg else 1) if aggregated is None else int(aggregated)
+    counts["encode"] = int(settings["up.encode_workers"])
+    if counts["encode"] and settings["worker.engine"] not in _TAKES_EMBEDDINGS:
+        raise SettingsError(
+            f"up.encode_workers = {counts['encode']} ({settings.source('up.encode_workers')}): only with --engine "
+            f"{' or '.join(_TAKES_EMBEDDINGS)}, not with {settings['worker.engine']}"
+        )
     if counts["prefill"] + counts["decode"] and find_spec("nixl") is None:
         raise SettingsError(
             f"up.mode = 'disagg' ({settings.source('up.mode')}): KV blocks move over NIXL, and the package nixl is not "
@@ -112,7 +121,7 @@ def _of_pool(pool: str, settings: Settings, environment: Mapping[str, str]) -> I
             argv = ["worker", *(["--pool", pool] if pool else []), "--engine", engine, "--role", role, "--name", name]
             if settings["worker.model"]:
                 argv += ["--model", settings["worker.model"]]
-            argv += [*_elastic(settings, role), *_lengths(settings)]
+            argv += [*_elastic(settings, role), *_embeddings(settings, role), *_lengths(settings)]
             yield WorkerPlan(name=name, role=role, engine=engine, argv=tuple(argv), env=environment)
 
 
@@ -134,6 +143,14 @@ def _elastic(settings: Settings, role: str) -> list[str]:
     if not argument:
         return []  # an engine of the user's own: its arguments are its own, too
     return [] if said_by & settings["worker.engine_args"].keys() else ["--engine-arg", argument]
+
+
+def _embeddings(settings: Settings, role: str) -> list[str]:
+    """Return what makes a worker take embeddings from the encode workers beside it."""
+    if not settings["up.encode_workers"]:
+        return []
+    argument, roles = _TAKES_EMBEDDINGS[settings["worker.engine"]]
+    return ["--engine-arg", f"{argument}=true"] if role in roles and argument not in settings["worker.engine_args"] else []
 
 
 def _lengths(settings: Settings) -> list[str]:

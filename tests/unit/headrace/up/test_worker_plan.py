@@ -52,13 +52,38 @@ def test_any_ratio_and_aggregated_workers_beside_them() -> None:
     assert _names(_plan(up__mode="disagg", up__decode_workers="0")) == ["prefill-1"]
 
 
+def _arguments(plan: WorkerPlan) -> list[str]:
+    return [plan.argv[at + 1] for at, word in enumerate(plan.argv) if word == "--engine-arg"]
+
+
+def test_workers_that_answer_take_embeddings_from_the_encode_workers_beside_them() -> None:
+    worker, encode = _plan(up__encode_workers="1")
+    assert (encode.name, encode.role, encode.serves) == ("encode-1", "encode", False)
+    assert (_arguments(worker), _arguments(encode)) == (["encoders=true"], [])
+    plans = _plan(up__mode="disagg", up__encode_workers="2")
+    assert _names(plans) == ["decode-1", "prefill-1", "encode-1", "encode-2"]
+    assert [_arguments(plan) for plan in plans] == [["encoders=true"], [], [], []]
+
+
+def test_an_operator_may_have_workers_encode_by_themselves_beside_encode_workers() -> None:
+    settings = load("up", flags={"up.encode_workers": "1", "worker.engine_args": {"encoders": False}})
+    assert [_arguments(plan) for plan in plan_workers(settings, {}, cores=64)] == [[], []]
+
+
+def test_encode_workers_of_an_engine_that_has_none_are_refused_by_name() -> None:
+    with pytest.raises(
+        SettingsError, match=r"up.encode_workers = 1 \(--encode-workers\): only with --engine vllm, not with sim"
+    ):
+        worker_counts(load("up", flags={"up.encode_workers": "1", "worker.engine": "sim"}))
+
+
 @pytest.mark.parametrize(
     ("key", "flag"), [("up.prefill_workers", "--prefill-workers"), ("up.decode_workers", "--decode-workers")]
 )
 def test_workers_of_a_role_without_the_mode_are_refused_by_name(key: str, flag: str) -> None:
     with pytest.raises(SettingsError, match=rf"{key} = 2 \({flag}\): only with --mode disagg"):
         worker_counts(load("up", flags={key: "2"}))
-    assert worker_counts(load("up", flags={key: "0"})) == {"prefill": 0, "decode": 0, "aggregated": 1}
+    assert worker_counts(load("up", flags={key: "0"})) == {"prefill": 0, "decode": 0, "aggregated": 1, "encode": 0}
 
 
 def test_disagg_without_nixl_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
