@@ -60,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -167,6 +167,8 @@ wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each P
 test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.13 that is here, without an engine (two minutes)
 	@$(BIN)/python -m deploy.package.unit_tests $(BIN)/uv tests/unit $(FAST_ONES) $(ARGS)
 
+monitors: $(VENV)/.prometheus ## unpack Prometheus and promtool for the tests of alerts and dashboards (Debian's package, 20 MB)
+
 browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 lock: $(VENV)/.uv ## write down the newest versions that fit, with their digests (deploy/locks)
@@ -245,6 +247,13 @@ $(VENV)/.browser: Makefile | $(VENV)/.base
 	$(SAY) 'installing Chromium and axe-core for the tests of the console, about 400 MB …'
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 	@mkdir -p $(VENV)/browser && npm install --silent --no-package-lock --no-audit --no-fund --prefix $(VENV)/browser '$(AXE)'
+	@touch $@
+
+$(VENV)/.prometheus: Makefile | $(VENV)/.base
+	$(SAY) 'unpacking Prometheus for the tests of alerts and dashboards, about 20 MB …'
+	@rm -rf $(VENV)/prometheus && mkdir -p $(VENV)/prometheus
+	@cd $(VENV)/prometheus && { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }; }
+	@dpkg-deb -x $(VENV)/prometheus/prometheus_*.deb $(VENV)/prometheus && rm $(VENV)/prometheus/*.deb
 	@touch $@
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/package.json

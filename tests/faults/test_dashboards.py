@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -24,14 +23,15 @@ from deploy.grafana.pages import DASHBOARDS
 from headrace.up.frontend_probe import choose_port
 from tests.docs.promql import FOLDER
 from tests.faults.test_workers_come_and_go import SLOW
+from tests.support.prometheus_programs import program
 from tests.support.up_process import RunningUp, routed_up
 
-PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+PROMETHEUS = program("prometheus")
 pytestmark = [
     pytest.mark.fault,
     pytest.mark.deployment,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed"),
+    pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not here: `make monitors` unpacks it"),
 ]
 
 WITHIN_S = 120.0
