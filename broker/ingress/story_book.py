@@ -86,6 +86,7 @@ class StoryBook:
                 event.by,
                 event.prefill,
                 event.rank,
+                event.fetch_ms,
             )
         )
 

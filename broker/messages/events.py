@@ -32,7 +32,7 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step in the life of a job: [kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill, rank].
+    """A step in the life of a job: [kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill, rank, fetch_ms].
 
     `tokens`: of the prompt, in `settled` of the answer. `uncached`: prompt tokens to be prefilled, predicted in `placed`,
     measured in `prefilled`. `by`: the router that placed it.
@@ -40,6 +40,8 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     so that all routers send the requests of a burst with one prefix to the same worker.
     `prefill` (only in `placed`): the worker that prefills the prompt, or `*` for any prefill worker; empty = the worker itself.
     `rank`: the data-parallel rank of the worker; None = it has only one, or the sender does not know it.
+    `fetch_ms` (only in `prefilled`, of a prompt that another worker computed and whose blocks were then fetched): from the
+    blocks being ready to the first token, at least 1. An integer, since the zero of all other events is one byte then.
     """
 
     kind: EventKind
@@ -53,6 +55,7 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hashes: bytes = b""
     prefill: Name = ""
     rank: Rank | None = None
+    fetch_ms: Count = 0
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):

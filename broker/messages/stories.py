@@ -15,7 +15,7 @@ MOST_STORIES = 16  # in one answer
 
 
 class StoryEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A job event as its ingress heard it: [after_s, kind, attempt, worker, tokens, uncached, by, prefill, rank].
+    """A job event as its ingress heard it: [after_s, kind, attempt, worker, tokens, uncached, by, prefill, rank, fetch_ms].
 
     `after_s`: since the submission. The other fields are those of the job event.
     """
@@ -29,6 +29,7 @@ class StoryEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     by: Name = ""
     prefill: Name = ""
     rank: Rank | None = None
+    fetch_ms: Count = 0
 
 
 class Story(Record, frozen=True, omit_defaults=True, kw_only=True):

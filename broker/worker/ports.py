@@ -61,8 +61,11 @@ class RunSink(Protocol):
     def flush(self) -> None:
         """Send one frame per ingress for everything appended since the last flush."""
 
-    def prefilled(self, run: Run, uncached: int) -> None:
-        """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
+    def prefilled(self, run: Run, uncached: int, fetch_ms: int = 0) -> None:
+        """Report the first token of a run; `uncached` prompt tokens had to be computed for it.
+
+        `fetch_ms`: how long it waited for blocks that another worker has computed; 0 = there were none.
+        """
 
     def fail(self, run: Run, fault: JobFault) -> None:
         """End a run with a fault that no other worker could avoid."""

@@ -31,12 +31,20 @@ class EventSender:
         self._urgent = False
 
     def add(
-        self, kind: EventKind, request_id: str, attempt: int, tokens: int, *, uncached: int = 0, rank: int | None = None
+        self,
+        kind: EventKind,
+        request_id: str,
+        attempt: int,
+        tokens: int,
+        *,
+        uncached: int = 0,
+        rank: int | None = None,
+        fetch_ms: int = 0,
     ) -> None:
         """Send an event of this worker within `EVENTS_GATHER_S`, and `started` in this turn of the event loop."""
         if not self._events:
             asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
-        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached, rank=rank))
+        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached, rank=rank, fetch_ms=fetch_ms))
         if kind == "started" and not self._urgent:
             self._urgent = True
             asyncio.get_running_loop().call_soon(self._send)

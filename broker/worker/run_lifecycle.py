@@ -62,9 +62,13 @@ class RunLifecycle:
         self._events.add("started", run.id, run.attempt, run.envelope.tokens, rank=run.rank)
         self._executor.start(run, payload)
 
-    def prefilled(self, run: Run, uncached: int) -> None:
-        """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
-        self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached, rank=run.rank)
+    def prefilled(self, run: Run, uncached: int, fetch_ms: int = 0) -> None:
+        """Report the first token of a run; `uncached` prompt tokens had to be computed for it.
+
+        `fetch_ms`: how long it waited for blocks that another worker has computed.
+        """
+        tokens = run.envelope.tokens
+        self._events.add("prefilled", run.id, run.attempt, tokens, uncached=uncached, rank=run.rank, fetch_ms=fetch_ms)
         self._state.load_changed()
 
     def retry_elsewhere(self, run: Run, fault: JobFault) -> None:

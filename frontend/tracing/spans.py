@@ -125,7 +125,10 @@ def spans_of_story(story: Story, context: TraceContext, root: int, frontend: str
         if prefilled is None:
             previous_run = add("prefill", at(started), over_s, started, about, links)
         else:
-            add("prefill", at(started), at(prefilled), prefilled, {**about, names.UNCACHED: prefilled.uncached}, links)
+            ready_s = max(at(started), at(prefilled) - prefilled.fetch_ms / 1e3)
+            add("prefill", at(started), ready_s, prefilled, {**about, names.UNCACHED: prefilled.uncached}, links)
+            if prefilled.fetch_ms:
+                add("transfer", ready_s, at(prefilled), prefilled, about)
             previous_run = add("decode", at(prefilled), over_s, prefilled, about, links)
     if not made:  # it ended in the queue
         add("queue", 0.0, end_s, None, {names.POOL: story.pool})

@@ -12,8 +12,8 @@ from headrace.commands.explain import explained
 
 BAR = 60  # characters of the timeline
 
-StageName = Literal["queue", "prefill", "decode", "move"]
-MARKS: dict[StageName, str] = {"queue": ".", "prefill": "=", "decode": "#", "move": "!"}
+StageName = Literal["queue", "prefill", "transfer", "decode", "move"]
+MARKS: dict[StageName, str] = {"queue": ".", "prefill": "=", "transfer": ">", "decode": "#", "move": "!"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ def stages(story: Story, now_s: float) -> list[Stage]:
             attempt = event.attempt
             close(at_s, "prefill", event.worker)
         elif event.kind == "prefilled" and event.attempt == attempt and name == "prefill":
+            if event.fetch_ms:
+                close(max(begin_s, at_s - event.fetch_ms / 1e3), "transfer", event.worker)
             close(at_s, "decode", event.worker)
         elif event.kind == "moved" and event.attempt >= attempt and name in ("prefill", "decode"):
             close(at_s, "move", "")
@@ -145,7 +147,8 @@ def _told(event: StoryEvent, story: Story) -> str:
         case "started":
             return f"started on {worker}{again}"
         case "prefilled":
-            return f"first token on {worker}{again}, {event.uncached} prompt tokens computed"
+            fetched = f", blocks fetched in {event.fetch_ms} ms" if event.fetch_ms else ""
+            return f"first token on {worker}{again}, {event.uncached} prompt tokens computed{fetched}"
         case "moved":
             return f"moved on from {worker or 'its worker'}: attempt {event.attempt} is next"
         case "settled":

@@ -105,7 +105,7 @@ def story_data(stories: list[Story], decided: list[Decided], records: list[Route
     rows: list[dict[str, Any]] = [
         {
             **msgspec.to_builtins(story),
-            "events": [dict(zip(_EVENT, msgspec.structs.astuple(event), strict=True)) for event in story.events],
+            "events": [msgspec.structs.asdict(event) for event in story.events],
             "stages": [
                 {"name": part.name, "begin_s": part.begin_s, "end_s": part.end_s, "worker": part.worker}
                 for part in stages(story, max(0.0, now - story.submitted))
@@ -119,6 +119,3 @@ def story_data(stories: list[Story], decided: list[Decided], records: list[Route
         for one in records
     ]
     return {"stories": rows, "recorded": stored}
-
-
-_EVENT = ("after_s", "kind", "attempt", "worker", "tokens", "uncached", "by", "prefill", "rank")

@@ -6,6 +6,7 @@ The simulator computes 2,000 prompt tokens a second here and takes a second over
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -24,6 +25,7 @@ from headrace.broker.messages.prefill import PrefillJob
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import QueueFull
 from headrace.workers.sim.answers.tokens import expected_text
+from tests.integration.headrace.test_operator_commands import headrace
 from tests.support.handovers import SUBJECTS, Taken, failures, no_block_is_kept, once_taken, workers
 from tests.support.nixl_peer import needs_nixl
 from tests.support.up_process import RunningUp
@@ -46,7 +48,7 @@ class Asking:
     def __init__(self, up: RunningUp, prompt: list[int] = PROMPT, max_tokens: int = ANSWER) -> None:
         self.prompt, self.max_tokens = prompt, max_tokens
         self.url = f"{up.state()['url']}/v1"
-        self.text = ""
+        self.text = self.answer_id = ""
         self.error: Exception | None = None
         self.first_s: float | None = None
         self.began_s = time.monotonic()
@@ -66,6 +68,7 @@ class Asking:
                 )
                 for chunk in stream:
                     self.first_s = self.first_s or time.monotonic()
+                    self.answer_id = chunk.id
                     self.text += "".join(choice.text for choice in chunk.choices)
         except Exception as error:
             self.error = error
@@ -90,9 +93,16 @@ def begin(start: Callable[..., RunningUp], *flags: str, prefill: int = 1, decode
 
 def test_a_prompt_is_computed_elsewhere_and_its_blocks_are_let_go(start: Callable[..., RunningUp]) -> None:
     up = begin(start)
-    Asking(up).must_be_exact()
+    asking = Asking(up)
+    asking.must_be_exact()
     assert failures(up) == []
     no_block_is_kept(up, 2)
+    told = headrace(up.run_file.parents[2], "trace", asking.answer_id, "--json")
+    assert told.returncode == 0, told.stderr
+    (story,) = json.loads(told.stdout)["stories"]
+    assert [part["name"] for part in story["stages"]] == ["queue", "prefill", "transfer", "decode"]
+    (transfer,) = [part for part in story["stages"] if part["name"] == "transfer"]
+    assert transfer["end_s"] - transfer["begin_s"] > 0.9, "it is made to take a second"
 
 
 @MEANWHILE

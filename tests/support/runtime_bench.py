@@ -114,7 +114,7 @@ class FakeSession:
     def flush(self) -> None:
         self.flushes += 1
 
-    def prefilled(self, run: Run, uncached: int) -> None:
+    def prefilled(self, run: Run, uncached: int, fetch_ms: int = 0) -> None:
         self.computed.append(uncached)
 
     def fail(self, run: Run, fault: JobFault) -> None:

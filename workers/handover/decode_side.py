@@ -163,6 +163,7 @@ class RemotePrefillRun:
             done = await self._client.done(job.job)
             await self._client.confirm(job.job, least_s=LEAST_LEFT_S)
             self._params = done.params
+            self._choice.handed_s = asyncio.get_running_loop().time()
             first_token = self._hand_over(Handover(kind="decode", params=done.params))
         self._choice.computed_elsewhere, self._choice.cached_elsewhere = done.computed, done.cached
         handed_s = self._wall()
@@ -226,10 +227,12 @@ class RemotePrefillRun:
             raise self._transfer_failed(first_token.result())
 
     def _transfer_failed(self, fault: Fault | None) -> PrefillFailed:
+        self._choice.handed_s = None
         self.waiting.insert(0, self._choice)  # The engine has dropped it.
         return PrefillFailed("transfer_failed", fault.message if fault is not None else "the engine did not say why")
 
     def _take_back(self) -> None:
+        self._choice.handed_s = None
         self._engines.take_back(self._choice, self._params)
         self.waiting.insert(0, self._choice)
 

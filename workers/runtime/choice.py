@@ -46,6 +46,7 @@ class ChoiceRun:
         "first_token",
         "first_token_reported",
         "generation",
+        "handed_s",
         "id",
         "limit",
         "pipeline",
@@ -82,6 +83,7 @@ class ChoiceRun:
         self.first_token: asyncio.Future[Fault | None] | None = (
             None  # result of a hand-over: None at the first token, or a fault
         )
+        self.handed_s: float | None = None  # when the blocks that another worker has computed were ready to be fetched
         self.computed_elsewhere = 0  # prompt tokens that another worker computed for this choice
         self.cached_elsewhere = 0  # prompt tokens that this other worker had cached
 

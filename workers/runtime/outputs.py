@@ -82,13 +82,16 @@ class Outputs:
         metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
         tokens = choice.prompt_tokens + choice.run.choices[choice.choice].start
         computed = tokens - choice.cached_tokens
+        fetch_ms = 0
         if choice.first_token is not None:
             computed = min(computed, choice.computed_elsewhere)
             if not choice.first_token.done():
                 choice.first_token.set_result(None)
+            if choice.handed_s is not None:
+                fetch_ms = max(1, round((now_s - choice.handed_s) * 1e3))
         if not choice.first_token_reported:
             choice.first_token_reported.append(True)
-            self._sink.prefilled(choice.run, max(0, computed))
+            self._sink.prefilled(choice.run, max(0, computed), fetch_ms)
 
     def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[Text], output: Output) -> None:
         if output.finish is None:

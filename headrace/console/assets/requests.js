@@ -72,7 +72,7 @@ export function Story({ id }) {
     ${told.decided.map((one) => html`<${Decision} one=${one} />`)}`;
 }
 
-const NAMES = { queue: 'waiting', prefill: 'prefill', decode: 'decode', move: 'moving' };
+const NAMES = { queue: 'waiting', prefill: 'prefill', transfer: 'transfer', decode: 'decode', move: 'moving' };
 
 export function Timeline({ stages }) {
   const total = stages.length ? stages[stages.length - 1].end_s : 0;

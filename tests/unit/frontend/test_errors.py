@@ -328,7 +328,8 @@ async def test_a_request_cut_by_shutdown_is_told_so() -> None:
     assert ingress.answers[0].cancelled
 
 
-INSIDE = {PrefillFailed, CarrierLost, InputInvalid, JobRejected}  # never leave a worker or a carrier
+# never leave a worker or a carrier, or the start of a process
+INSIDE = {PrefillFailed, CarrierLost, InputInvalid, JobRejected, broker.CardKeyUnusable}
 
 
 def _concrete(kind: type[Exception]) -> list[type[Exception]]:

@@ -63,6 +63,21 @@ def test_a_request_by_way_of_a_router_has_four_spans_of_three_services() -> None
     assert made[2].attributes[names.UNCACHED] == 3
 
 
+def test_blocks_that_another_worker_computed_have_a_span_for_their_transfer() -> None:
+    made = spans(
+        story(
+            StoryEvent(1.0, "placed", 1, "w", 5, 4, "rt", "pw"),
+            StoryEvent(2.0, "started", 1, "w"),
+            StoryEvent(4.0, "prefilled", 1, "w", 5, 3, fetch_ms=250),
+        )
+    )
+    assert times(made)[2:] == [
+        ("prefill", 2.0, 3.75, "worker", "w"),
+        ("transfer", 3.75, 4.0, "worker", "w"),
+        ("decode", 4.0, 9.0, "worker", "w"),
+    ]
+
+
 def test_a_resumed_request_links_its_second_run_to_the_first() -> None:
     made = spans(
         story(

@@ -52,6 +52,19 @@ def test_a_request_that_moved_has_each_stage_once_per_attempt() -> None:
     ]
 
 
+def test_the_transfer_of_blocks_that_another_worker_computed_is_a_stage() -> None:
+    apart = story(
+        StoryEvent(0.2, "started", 1, "w-1"), StoryEvent(1.0, "prefilled", 1, "w-1", uncached=20, fetch_ms=300), ended_s=2.0
+    )
+    assert [(part.name, round(part.begin_s, 3), round(part.end_s, 3)) for part in stages(apart, 9.0)] == [
+        ("queue", 0.0, 0.2),
+        ("prefill", 0.2, 0.7),
+        ("transfer", 0.7, 1.0),
+        ("decode", 1.0, 2.0),
+    ]
+    assert "20 prompt tokens computed, blocks fetched in 300 ms" in story_text(apart, [], now_s=9.0)
+
+
 def test_an_open_request_is_in_its_stage_until_now_and_late_events_of_older_attempts_change_nothing() -> None:
     late = story(
         StoryEvent(0.2, "started", 2, "w-2"), StoryEvent(0.3, "started", 1, "w-1"), StoryEvent(0.4, "prefilled", 1, "w-1")
