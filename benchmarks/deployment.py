@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,16 +84,21 @@ class Deployment:
         timeout_s: float = 60.0,
         aggregated: bool = True,
         log_level: str = "warning",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`arguments` say what runs if it is not so many `aggregated` workers; `workers` then counts those that answer."""
+        """`environment` is added to that of this process.
+
+        `arguments` say what runs if it is not so many `aggregated` workers; `workers` then counts those that answer.
+        """
         self.data_dir, self.port, self.model = data_dir, port, ""
         self._workers, self._timeout_s = workers, timeout_s
+        self._environment = dict(environment or {})
         self._command = ["up", "--no-console", "--engine", engine, "--routers", str(routers), "--port", str(port)]
         self._command += ["--workers", str(workers)] if aggregated else []
         self._command += ["--data-dir", str(data_dir), "--log-level", log_level, *arguments]
 
     def __enter__(self) -> Self:
-        self._part = _Part(self._command, self.data_dir / "up.log")
+        self._part = _Part(self._command, self.data_dir / "up.log", self._environment)
         self._part.until(self._ready, self._timeout_s)
         return self
 

@@ -8,17 +8,23 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.tools.chaos.clock import Clock
 from headrace.tools.chaos.http import post
+from headrace.tools.chaos.small_disk import fill
 from headrace.tools.chaos.store_damage import delete, garble, truncate
+from headrace.up.stuck_store import ROOM_BYTES
 
 PROMPT_TOKENS = 40
 SETTLED_S = 5.0  # a lease TTL and a second: what members learn only then is there
 KILLS = 5
 BETWEEN_KILLS_S = 2.0
+HOUR_S = 3600.0
+BETWEEN_JUMPS_S = 1.0
+FULL_S = 6.0  # longer than any lease lives
 
 
 @dataclass
@@ -28,7 +34,7 @@ class Running:
     folder: Path
     port: int
     rng: random.Random
-    frozen: list[int] = field(default_factory=list)
+    clock: Clock | None = None  # that all its processes read; None = the machine's
 
     def state(self) -> dict[str, Any]:
         """Return the run file."""
@@ -147,6 +153,21 @@ async def _store_deleted(run: Running) -> None:
     await _damage(run, delete)
 
 
+async def _clock_jumped(run: Running) -> None:
+    """Set the clock an hour forward, and an hour back from the true time, and right again."""
+    assert run.clock is not None
+    for offset_s in (HOUR_S, -HOUR_S, 0.0):
+        run.clock.jump_to(offset_s)
+        await asyncio.sleep(BETWEEN_JUMPS_S)
+
+
+async def _disk_filled(run: Running) -> None:
+    ballast = run.folder / "ballast"
+    await asyncio.to_thread(fill, ballast)
+    await asyncio.sleep(FULL_S)
+    ballast.unlink()
+
+
 async def _poison(run: Running, count: int) -> None:
     """Send requests that crash each worker which runs them at their tenth token, and see them end."""
     prompts = [[run.rng.randint(200, 3000) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
@@ -178,6 +199,8 @@ class Fault:
     inject: Callable[[Running], Awaitable[None]]
     age_s: float = SETTLED_S
     engine: tuple[str, ...] = ()  # more arguments of the simulator
+    jumps: bool = False  # its processes read a clock that the fault sets
+    disk_bytes: int = 0  # its data folder is a file system of this size; 0 = on the machine's
 
 
 FAULTS = {
@@ -199,6 +222,8 @@ FAULTS = {
     "store-truncated": Fault("nats-server killed, its store cut in half", _store_truncated),
     "store-garbled": Fault("nats-server killed, its store garbled", _store_garbled),
     "store-deleted": Fault("nats-server killed, its store deleted", _store_deleted),
+    "clock-jumped": Fault("the clock an hour forward, back, and right again", _clock_jumped, jumps=True),
+    "disk-full": Fault("the disk full for 6 s", _disk_filled, disk_bytes=3 * ROOM_BYTES),
     "one-poison": Fault("a request that crashes its workers", _one_poison, engine=("allow_request_faults=true",)),
     "five-poisons": Fault("five requests that crash their workers", _five_poisons, engine=("allow_request_faults=true",)),
 }

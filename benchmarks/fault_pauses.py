@@ -16,15 +16,18 @@ import json
 import random
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.deployment import Deployment
 from benchmarks.fault_kinds import FAULTS, PROMPT_TOKENS, Fault, Running
 from headrace.tools.chaos.client import StreamChecker, refusal
+from headrace.tools.chaos.clock import Clock
 from headrace.tools.chaos.http import Cut, post
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.questions import Question
+from headrace.tools.chaos.small_disk import small_disk_at
 
 STEP_S = 0.05  # of the simulator, so that a stream of 300 tokens takes 15 s
 NEW_REQUESTS = 10
@@ -133,10 +136,10 @@ def questions(rng: random.Random, count: int, tokens: int) -> list[Question]:
     ]
 
 
-async def measure(deployment: Deployment, load: Load, fault: Fault, seed: int, noticed: Noticed) -> None:
+async def measure(deployment: Deployment, load: Load, fault: Fault, seed: int, noticed: Noticed, clock: Clock | None) -> None:
     """Hurt one deployment under its load, and see all requests to their end."""
     rng = random.Random(seed)
-    run = Running(deployment.data_dir, deployment.port, rng)
+    run = Running(deployment.data_dir, deployment.port, rng, clock)
     await asyncio.sleep(fault.age_s)
     async with asyncio.TaskGroup() as group:
         streams = [Asked(question) for question in questions(rng, load.streams, load.tokens)]
@@ -171,11 +174,24 @@ def run_fault(fault: Fault, load: Load, runs: int, port: int) -> Noticed:
         *(word for argument in fault.engine for word in ("--engine-arg", argument)),
     )
     for seed in range(runs):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Deployment(Path(folder), port, load.workers, routers=load.routers, arguments=arguments) as deployment,
-        ):
-            asyncio.run(measure(deployment, load, fault, seed, noticed))
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            place = Path(folder) / "data"
+            if fault.disk_bytes:
+                stack.enter_context(small_disk_at(place, fault.disk_bytes))
+            else:
+                place.mkdir()
+            clock = Clock(Path(folder) / "clock") if fault.jumps else None
+            deployment = stack.enter_context(
+                Deployment(
+                    place,
+                    port,
+                    load.workers,
+                    routers=load.routers,
+                    arguments=arguments,
+                    environment=clock.environment if clock is not None else None,
+                )
+            )
+            asyncio.run(measure(deployment, load, fault, seed, noticed, clock))
     return noticed
 
 

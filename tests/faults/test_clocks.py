@@ -1,49 +1,22 @@
 """The machine's clock jumps by an hour, forth and back, under load.
 
-Every Headrace process reads a clock that the test sets: a module that Python imports at its start puts it in place of
-`time.time`. The nats-server keeps its own.
+Every Headrace process reads a clock that the test sets; the nats-server keeps its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import struct
 from pathlib import Path
 
 import pytest
 
+from headrace.tools.chaos.clock import Clock
 from tests.faults.support.scene import deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 
 HOUR_S = 3600.0
 STREAMS = 12
-CLOCK = """
-import mmap, os, struct, time
-
-with open(os.environ["TEST_CLOCK"], "rb") as file:
-    offset = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
-real = time.time
-time.time = lambda: real() + struct.unpack("d", offset[:8])[0]
-"""
-
-
-class Clock:
-    """What all processes of a deployment take for the time."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(CLOCK)
-        self._file = folder / "offset"
-        self._file.write_bytes(struct.pack("d", 0.0))
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "TEST_CLOCK": str(self._file)}
-
-    def jump_to(self, offset_s: float) -> None:
-        """Set the clock to so much before or after the true time."""
-        with self._file.open("r+b") as file:
-            file.write(struct.pack("d", offset_s))
 
 
 async def test_a_clock_that_jumps_by_an_hour_costs_no_answer(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from headrace.broker.settings import Timing
 from headrace.tools.chaos.ledger import Outcome
+from headrace.tools.chaos.small_disk import fill, small_disk_at
 from headrace.up.stuck_store import ROOM_BYTES
 from tests.faults.support.up_scene import alive, simulator, upped
 from tests.support.up_process import RunningUp
@@ -89,27 +89,11 @@ async def test_a_second_up_on_the_same_folder_or_port_says_so_and_disturbs_nothi
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes. Only who may mount has one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    size = 3 * ROOM_BYTES
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mount.returncode:
+    try:
+        with small_disk_at(tmp_path / "disk", 3 * ROOM_BYTES) as place:
+            yield place
+    except PermissionError:
         pytest.skip("mounting is not permitted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(file: Path) -> None:
-    """Write until the disk has no byte left."""
-    with file.open("ab", buffering=0) as ballast:
-        for piece in (65536, 1):
-            try:
-                while True:
-                    ballast.write(bytes(piece))
-            except OSError:
-                continue
 
 
 async def test_streams_go_on_while_the_disk_is_full_and_up_mends_its_server_when_there_is_room(small_disk: Path) -> None:
