@@ -136,7 +136,8 @@ coverage: $(VENV)/.test ## lines and branches that all tests without an engine r
 coverage-gate: export HEADRACE_SEEDS ?= 1
 coverage-gate: $(VENV)/.test ## lines and branches that the fast unit tests reach, and the least they must (a minute)
 	@rm -rf .coverage && mkdir .coverage
-	@$(COVER) tests/unit $(FAST_ONES) $(ARGS)
+	@# a test that fails (1) is for `make test` to report: this counts lines
+	@$(COVER) tests/unit $(FAST_ONES) $(ARGS) || [ $$? -eq 1 ]
 	@$(BIN)/coverage combine -q
 	@echo 'percent of lines and branches that the fast unit tests reach (at least $(COVERAGE_FLOOR)):'
 	@$(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR)

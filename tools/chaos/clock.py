@@ -20,7 +20,7 @@ time.time = lambda: real() + struct.unpack("d", offset[:8])[0]
 
 
 class Clock:
-    """What the processes that are started with its `environment` take for the time."""
+    """The time for all processes that are started with its `environment`."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is made, and has to stay as long as the processes run."""

@@ -33,7 +33,7 @@ async def test_a_refused_key_is_named_by_its_id_and_its_senders_address() -> Non
         ("permission_denied", public, "test"),
         ("missing_api_key", "none", "test"),
     ]
-    assert key.rpartition("_")[2][:20] not in str(logs)
+    assert key.split("_", 3)[3][:20] not in str(logs)
 
 
 async def test_refusals_behind_the_gate_are_audited_too() -> None:
