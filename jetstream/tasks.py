@@ -50,9 +50,11 @@ class TaskScope:
 
         Raises RuntimeError, and closes `work`, if the scope is not open.
         """
-        if self._group is None:
+        try:
+            task = self.spawn(_guarded(work, failed))
+        except RuntimeError:
             work.close()
-        task = self.spawn(_guarded(work, failed))
+            raise
         task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before it began
         return task
 
@@ -61,7 +63,11 @@ class TaskScope:
         if self._group is None:
             work.close()
             raise RuntimeError("this task scope is not open: its owner does not run yet, or has ended")
-        return self._group.create_task(work, name=name)
+        try:
+            return self._group.create_task(work, name=name)
+        except RuntimeError:  # it is about to end; from Python 3.13 on the group closes `work` itself
+            work.close()
+            raise
 
 
 async def _guarded(work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:

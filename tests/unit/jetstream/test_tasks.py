@@ -50,6 +50,43 @@ async def test_spawning_outside_of_a_scope_is_an_error_and_leaves_no_coroutine_b
             pass
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_spawning_while_a_scope_gives_up_is_an_error_and_leaves_no_coroutine_behind(*, guarded: bool) -> None:
+    scope = TaskScope()
+    late: list[str] = []
+
+    async def nothing() -> None:
+        """End at once."""
+
+    async def fails() -> None:
+        raise ValueError("boom")
+
+    async def at_the_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:  # the scope is giving up its tasks
+            work = nothing()
+            try:
+                if guarded:
+                    scope.spawn_guarded(work, lambda error: None)
+                else:
+                    scope.spawn(work)
+            except RuntimeError as error:
+                late.append(str(error))
+            assert work.cr_frame is None, "it was closed"
+
+    async def run() -> None:
+        async with scope:
+            scope.spawn(at_the_end())
+            await asyncio.sleep(0)
+            scope.spawn(fails())
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await run()
+    assert [str(error) for error in raised.value.exceptions] == ["boom"]
+    assert len(late) == 1
+
+
 async def test_the_error_of_one_task_cancels_the_others_and_leaves_with_the_scope() -> None:
     cancelled = asyncio.Event()
 
