@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from headrace.errors import EXIT_OK, CommandError
 from headrace.logs import configure
 from headrace.router.errors import RouterError
+from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.classic import SWEEP, WIDE_SWEEP
 from headrace.tools.replay_bench.compare import Comparison
 from headrace.tools.replay_bench.engine import EngineModel
@@ -55,16 +56,16 @@ def add_replay(actions: Any) -> None:
         help="JSON lines with timestamp, input_length, output_length, hash_ids (default: a slice)",
     )
     add("--generate", choices=tuple(GENERATORS), help="instead of a file, a trace made up with --seed")
-    add("--requests", type=_count, metavar="N", help="only the first N requests; with --generate how many (default: 4000)")
-    add("--workers", type=_count, default=8, metavar="N", help="default: 8")
+    add("--requests", type=count, metavar="N", help="only the first N requests; with --generate how many (default: 4000)")
+    add("--workers", type=count, default=8, metavar="N", help="default: 8")
     add(
         "--blocks",
-        type=_list(_count),
+        type=_list(count),
         default=[2000],
         metavar="N,…",
         help="cache of one worker, in 512-token blocks (default: 2000)",
     )
-    add("--routers", type=_list(_count), default=[1], metavar="N,…", help="routers that share the work (default: 1)")
+    add("--routers", type=_list(count), default=[1], metavar="N,…", help="routers that share the work (default: 1)")
     add(
         "--policy",
         type=_list(str),
@@ -72,13 +73,13 @@ def add_replay(actions: Any) -> None:
         metavar="NAME,…",
         help=f"default: {','.join(ALL)}; NAME{EARLY} binds at once",
     )
-    add("--rate", type=_list(_positive), default=[1.0], metavar="X,…", help="factors on the trace's own speed (default: 1)")
+    add("--rate", type=_list(positive), default=[1.0], metavar="X,…", help="factors on the trace's own speed (default: 1)")
     add("--sequential", action="store_true", help="one request after the other, without timing: hit rate and balance")
     add("--find-knee", action="store_true", help="the highest rate with TTFT p90 ≤ 3 s of each policy, and all around it")
-    add("--precision", type=_positive, default=KNEE_PRECISION, metavar="X", help="of knees, relative (default: 0.01)")
+    add("--precision", type=positive, default=KNEE_PRECISION, metavar="X", help="of knees, relative (default: 0.01)")
     add("--classes", type=_shares, default={}, metavar="NAME:SHARE,…", help="draw request classes")
-    add("--tenants", type=_count, default=0, metavar="N", help="draw tenants t0, t1, … of skewed load")
-    add("--skew", type=_positive, default=1.0, metavar="X", help="load of the n-th tenant goes as 1/n^X (default: 1)")
+    add("--tenants", type=count, default=0, metavar="N", help="draw tenants t0, t1, … of skewed load")
+    add("--skew", type=positive, default=1.0, metavar="X", help="load of the n-th tenant goes as 1/n^X (default: 1)")
     add(
         "--tenant-weights",
         type=_shares,
@@ -86,7 +87,7 @@ def add_replay(actions: Any) -> None:
         metavar="NAME:WEIGHT,…",
         help="what a tenant is entitled to (default: 1 each)",
     )
-    add("--deadline", type=_positive, default=float("inf"), metavar="SECONDS", help="of every request (default: none)")
+    add("--deadline", type=positive, default=float("inf"), metavar="SECONDS", help="of every request (default: none)")
     add("--wide-sweep", action="store_true", help="try weights of `classic` beyond their documented range, too")
     add(
         "--set",
@@ -180,23 +181,6 @@ def _list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
     return parse
 
 
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
 def _shares(text: str) -> dict[str, float]:
     """Parse `a:0.2,b:0.8`. A name without a share has 1."""
     shares: dict[str, float] = {}
@@ -204,7 +188,7 @@ def _shares(text: str) -> dict[str, float]:
         name, colon, share = part.strip().partition(":")
         if not name or name in shares:
             raise argparse.ArgumentTypeError(f"{text!r}: a name is missing or there twice")
-        shares[name] = _positive(share) if colon else 1.0
+        shares[name] = positive(share) if colon else 1.0
     return shares
 
 

@@ -16,6 +16,7 @@ from headrace.chat.streamed_answer import NoAnswer, served_models
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.logs import configure
 from headrace.router.errors import RouterError
+from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.trace import Trace, read_trace
 from headrace.tools.serve_bench.connection import Outcome
 from headrace.tools.serve_bench.load import (
@@ -59,16 +60,16 @@ def add_serve(actions: Any) -> None:
     add = parser.add_argument
     add("url", nargs="?", default=URL, help=f"of the server (default: {URL})")
     add("--model", help="default: the first that is served")
-    add("--requests", type=_count, default=2000, metavar="N", help="default: 2000; of a trace, its first N")
-    add("--tokens", type=_count, default=16, metavar="N", help="of each answer (default: 16)")
-    add("--words", type=_count, default=32, metavar="N", help="of each prompt (default: 32)")
-    add("--streams", type=_count, default=64, metavar="N", help="connections, each with one request at a time (default: 64)")
-    add("--rate", type=_positive, metavar="X", help="ask X requests a second instead, however many are under way")
+    add("--requests", type=count, default=2000, metavar="N", help="default: 2000; of a trace, its first N")
+    add("--tokens", type=count, default=16, metavar="N", help="of each answer (default: 16)")
+    add("--words", type=count, default=32, metavar="N", help="of each prompt (default: 32)")
+    add("--streams", type=count, default=64, metavar="N", help="connections, each with one request at a time (default: 64)")
+    add("--rate", type=positive, metavar="X", help="ask X requests a second instead, however many are under way")
     add("--poisson", action="store_true", help="with --rate: at random times, as independent clients do")
     add("--trace", type=Path, metavar="FILE", help="ask the requests of a Mooncake-format trace at their times instead")
-    add("--speed", type=_positive, default=1.0, metavar="X", help="with --trace: X times as fast (default: 1)")
+    add("--speed", type=positive, default=1.0, metavar="X", help="with --trace: X times as fast (default: 1)")
     add("--warm-up", type=int, default=200, metavar="N", help="requests before, which do not count (default: 200)")
-    add("--timeout", type=_positive, default=600.0, metavar="SECONDS", help="for all requests (default: 600)")
+    add("--timeout", type=positive, default=600.0, metavar="SECONDS", help="for all requests (default: 600)")
     add("--seed", type=int, default=0, metavar="N", help="of prompts and random times (default: 0)")
     add("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), metavar="KEY", help="default: the variable OPENAI_API_KEY")
     add("--data-dir", type=Path, default=Path(".headrace"), help="of the `headrace up` whose processes are measured")
@@ -169,20 +170,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
