@@ -6,10 +6,10 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from headrace.workers.engine_source import parsed_source
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.plain_types import check_plain_types
 from headrace.workers.trtllm.settings import OWN_ARGS, check_names
@@ -54,14 +54,8 @@ def trtllm_settings(package: Path | None = None) -> dict[str, Fields]:
 
     Empty where there is none, or where its source is not as expected.
     """
-    if package is None:
-        spec = find_spec("tensorrt_llm")
-        if spec is None or spec.origin is None:
-            return {}
-        package = Path(spec.origin).parent
-    try:
-        tree = ast.parse((package / _SOURCE).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    tree = parsed_source("tensorrt_llm", _SOURCE, package)
+    if tree is None:
         return {}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found = {name: _fields(name, classes) for name in (_SETTINGS, *_MAPS.values())}

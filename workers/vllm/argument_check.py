@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from headrace.workers.engine_source import parsed_source
 from headrace.workers.plain_types import check_plain_types
 from headrace.workers.vllm.embeddings.settings import check_encoders
 from headrace.workers.vllm.settings import ADDED_ARGS, check_names
@@ -36,14 +36,8 @@ def vllm_settings(package: Path | None = None) -> dict[str, str]:
 
     Empty where there is none, or where its source is not as expected.
     """
-    if package is None:
-        spec = find_spec("vllm")
-        if spec is None or spec.origin is None:
-            return {}
-        package = Path(spec.origin).parent
-    try:
-        tree = ast.parse((package / _SOURCE).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    tree = parsed_source("vllm", _SOURCE, package)
+    if tree is None:
         return {}
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in _CLASSES]
     if {node.name for node in classes} != _CLASSES:
