@@ -46,6 +46,8 @@ class Answered:
     """What a request leaves in its scope: the fields of its log line and one journey."""
 
     level = "met"
+    model = "m"
+    first_token_s = 0.1
 
     def __init__(self, journey: Journey) -> None:
         self.journeys = [journey]

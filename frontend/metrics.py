@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollec
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from headrace.frontend.gen_ai_metrics import GenAiMetrics
 from headrace.frontend.histogram import BYTES, FastHistogram
 from headrace.loop_metrics import Counter, Gauge
 
@@ -60,14 +61,15 @@ class Metrics:
             "headrace_frontend_stored_responses", "Responses that were to be stored, by how it went", ["outcome"], registry=r
         )
         self.duration = FastHistogram(
-            r, "headrace_frontend_request_seconds", "From the request to its last byte", label="route"
+            r, "headrace_frontend_request_seconds", "From the request to its last byte", labels=("route",)
         )
         self.first_token = FastHistogram(
-            r, "headrace_frontend_time_to_first_token_seconds", "From the request to its first token", label="model"
+            r, "headrace_frontend_time_to_first_token_seconds", "From the request to its first token", labels=("model",)
         )
         self.gap = FastHistogram(
-            r, "headrace_frontend_inter_token_seconds", "Between tokens as they leave for the client", label="model"
+            r, "headrace_frontend_inter_token_seconds", "Between tokens as they leave for the client", labels=("model",)
         )
+        self.gen_ai = GenAiMetrics(r)
         self.levels = Counter(
             "headrace_frontend_sla_requests",
             "Answers by the targets: met, first_token_late, tokens_late, or failed for no fault of the client",
@@ -149,6 +151,12 @@ class Metrics:
         for counter, tokens in zip(self._prefix, (reused, encoded), strict=True):
             counter.inc(tokens)
         (self._prefix_hit if reused else self._prefix_miss).inc()
+
+    def show_trace(self, trace: int, *, route: str, took_s: float, model: str, first_token_s: float | None) -> None:
+        """Name the trace of an ended request as an exemplar of its times. `model` is empty where none was found."""
+        self.duration.series(route).show(took_s, trace)
+        if first_token_s is not None:
+            self.first_token.series(model).show(first_token_s, trace)
 
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

@@ -29,6 +29,7 @@ from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
 from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.tracing.names import operation
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.sse import KEEPALIVE
 
@@ -97,9 +98,9 @@ class GenerationEndpoint:
             # the server's grace period is over: send an error instead of just closing the connection
             with contextlib.suppress(TimeoutError):  # the client does not read
                 async with asyncio.timeout(LAST_WORDS_S):
-                    await self._fail(exchange, Draining(), plan)
+                    await self._fail(exchange, Draining(), plan, began)
         except Exception as error:
-            await self._fail(exchange, error, plan)
+            await self._fail(exchange, error, plan, began)
             forget_frames(error)
 
     def _reserve(self, hold: Hold, plan: Plan, exchange: HttpExchange) -> None:
@@ -123,7 +124,7 @@ class GenerationEndpoint:
                 pace.story.submitted([answer.journey for answer in answers])
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
-            self._judge(plan, pace)
+            self._judge(plan, pace, operation(exchange.scope["path"]))
         finally:
             counter = plan.counter
             hold: Hold | None = exchange.scope.get("headrace.hold")
@@ -132,20 +133,23 @@ class GenerationEndpoint:
             if counter.completion or counter.ended:
                 self._metrics.count_tokens(model, prompt=counter.prompt, cached=counter.cached, output=counter.completion)
 
-    def _judge(self, plan: Plan, pace: _Pace) -> None:
-        """Count an answer that was given by how it compares with the targets. Vectors have no tokens to be late."""
-        first_token_s = pace.story.first_token_s
-        if first_token_s is None or plan.jobs[0].pooling is not None:
-            return
-        level = service_level(
-            first_token_s=first_token_s,
-            rest_s=pace.rest_s,
-            tokens_per_choice=plan.counter.completion / max(1, sum(job.choices for job in plan.jobs)),
-            target_first_s=self._settings.target_first_token_s,
-            target_token_s=self._settings.target_token_s,
-        )
-        pace.story.level = level
-        self._metrics.count_level(plan.jobs[0].card.model, level)
+    def _judge(self, plan: Plan, pace: _Pace, kind: str) -> None:
+        """Count an answer that was given, and by how it compares with the targets. Vectors have no tokens to be late."""
+        job, first_token_s, per_token_s = plan.jobs[0], pace.story.first_token_s, None
+        if first_token_s is not None and job.pooling is None:
+            later = plan.counter.completion / max(1, sum(job.choices for job in plan.jobs)) - 1
+            per_token_s = pace.rest_s / later if later > 0 else None
+            level = pace.story.level = service_level(
+                first_token_s=first_token_s,
+                per_token_s=per_token_s,
+                target_first_s=self._settings.target_first_token_s,
+                target_token_s=self._settings.target_token_s,
+            )
+            self._metrics.count_level(job.card.model, level)
+        else:
+            first_token_s = None
+        took_s = time.perf_counter() - pace.began
+        self._metrics.gen_ai.answered(kind, job.card.model, took_s=took_s, first_token_s=first_token_s, per_token_s=per_token_s)
 
     async def _deliver(
         self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
@@ -220,11 +224,14 @@ class GenerationEndpoint:
         streamed = plan is not None and isinstance(plan.writer, StreamWriter)
         exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
 
-    async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None) -> None:
+    async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None, began: float) -> None:
         answer = translate(error)
         exchange.scope["headrace.outcome"] = answer.code
-        if plan is not None and plan.jobs and plan.jobs[0].pooling is None and counts_as_failed(answer.status):
-            self._metrics.count_level(plan.jobs[0].card.model, "failed")
+        if plan is not None and plan.jobs:
+            model, kind = plan.jobs[0].card.model, operation(exchange.scope["path"])
+            self._metrics.gen_ai.failed(kind, model, answer.code or "error", took_s=time.perf_counter() - began)
+            if plan.jobs[0].pooling is None and counts_as_failed(answer.status):
+                self._metrics.count_level(model, "failed")
         if type(answer) is FrontendError:
             log.error("request.crashed", **log_ids(exchange.scope), exc_info=error)
         try:
@@ -272,18 +279,18 @@ class _Flow:
 class _Pace:
     """Measures the time to the first token and between tokens, as they are sent to the client."""
 
-    __slots__ = ("_began", "_first", "_gap", "_last", "story")
+    __slots__ = ("_first", "_gap", "_last", "began", "story")
 
     def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory) -> None:
         self.story = story
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
-        self._last = self._began = began
+        self._last = self.began = began
 
     @property
     def rest_s(self) -> float:
         """The time from the first token to the last one so far."""
-        return self._last - self._began - (self.story.first_token_s or 0.0)
+        return self._last - self.began - (self.story.first_token_s or 0.0)
 
     def rows(self, rows: list[Row]) -> None:
         """Observe the time since the rows before these."""

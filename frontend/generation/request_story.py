@@ -22,6 +22,11 @@ class RequestStory:
         self.first_token_s: float | None = None  # since the request came
         self.level: Level | None = None  # by the targets; None = not judged
 
+    @property
+    def model(self) -> str:
+        """The name of its model in metrics."""
+        return self._plan.jobs[0].card.model
+
     def submitted(self, journeys: Sequence[Journey | None]) -> None:
         """Take the journeys of its jobs."""
         self._journeys = journeys

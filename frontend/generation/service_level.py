@@ -7,17 +7,15 @@ from headrace.frontend.metrics import Level
 TOO_MANY_REQUESTS = 429
 
 
-def service_level(
-    *, first_token_s: float, rest_s: float, tokens_per_choice: float, target_first_s: float, target_token_s: float
-) -> Level:
+def service_level(*, first_token_s: float, per_token_s: float | None, target_first_s: float, target_token_s: float) -> Level:
     """Return how an answer compares with its targets; a target of 0 is met by every answer.
 
-    `rest_s`: from the first token to the last one. What is late at first is called that, however fast it goes on.
+    `per_token_s`: the mean time per token after the first; None where there is one token. What is late at first is called that,
+    however fast it goes on.
     """
     if 0 < target_first_s < first_token_s:
         return "first_token_late"
-    later = tokens_per_choice - 1
-    if later > 0 and 0 < target_token_s < rest_s / later:
+    if per_token_s is not None and 0 < target_token_s < per_token_s:
         return "tokens_late"
     return "met"
 

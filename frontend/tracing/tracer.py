@@ -19,7 +19,7 @@ from headrace.broker.ingress.journey import Journey
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.tracing import names
 from headrace.frontend.tracing.context import TraceContext, new_context, new_span_id, read_context
-from headrace.frontend.tracing.spans import SpanData, Value, spans_of_story
+from headrace.frontend.tracing.spans import NS, SpanData, Value, spans_of_story
 
 log = structlog.get_logger()
 
@@ -45,6 +45,10 @@ class Story(Protocol):
     """The fields of a request's log line, and the journeys of its jobs."""
 
     level: Any
+    first_token_s: float | None
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def journeys(self) -> list[Journey]: ...
@@ -90,6 +94,7 @@ class Tracer:
     ) -> None:
         """`sample`: the share of requests whose client does not say whether to trace them. `frontend`: the id in spans."""
         self._exporter = exporter
+        self._metrics = metrics
         self._sample = sample
         self._frontend = frontend
         self._late_s = late_s
@@ -120,6 +125,13 @@ class Tracer:
             self._outcomes["dropped"].inc()
             return
         root = self._root(trace, scope, story, route=route, status=status, code=code)
+        self._metrics.show_trace(
+            root.trace,
+            route=route,
+            took_s=(root.end_ns - root.begin_ns) / NS,
+            model=story.model if story is not None else "",
+            first_token_s=story.first_token_s if story is not None else None,
+        )
         due_s = asyncio.get_running_loop().time() + self._late_s
         self._waiting.append(_Ended(due_s, root, trace.context, story.journeys if story is not None else ()))
 

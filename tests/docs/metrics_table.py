@@ -27,6 +27,7 @@ MODULES = {  # module → the processes that count in it
     "broker.batches.metrics": "frontends",
     "broker.files.metrics": "frontends",
     "frontend.metrics": "frontends",
+    "frontend.gen_ai_metrics": "frontends; OpenTelemetry's names",
     "frontend.media.metrics": "frontends",
     "router.session.metrics": "routers",
     "router.kv_events.metrics": "routers",
@@ -55,9 +56,10 @@ class Declared:
 
 def declared(module: str) -> list[Declared]:
     """Return the metrics of a module, sorted by name."""
-    if module == "frontend.metrics":  # made per application
+    if module in ("frontend.metrics", "frontend.gen_ai_metrics"):  # made per application
         registry: Any = Metrics().registry
-        found = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
+        shown = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
+        found = [one for one in shown if one._name.startswith("gen_ai_") == (module == "frontend.gen_ai_metrics")]
     else:
         found = [
             one
@@ -73,8 +75,7 @@ def everything() -> list[Declared]:
 
 def _read(metric: Any) -> Declared:
     if isinstance(metric, FastHistogram):
-        labels = (metric._label,) if metric._label else ()
-        return Declared(metric._name, "histogram", labels, metric._bounds, metric._help)
+        return Declared(metric._name, "histogram", metric._labels, metric._bounds, metric._help)
     kind = metric._type
     buckets = tuple(metric._kwargs.get("buckets", ())) if kind == "histogram" else ()
     name = metric._name + ("_total" if kind == "counter" else "")

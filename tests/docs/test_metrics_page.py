@@ -26,7 +26,7 @@ def bounded_labels() -> set[str]:
 def faults(one: Declared) -> list[str]:
     """What is wrong with a metric by the rules of the page."""
     found = []
-    if not re.fullmatch(r"headrace_[a-z][a-z0-9]*(_[a-z0-9]+)+", one.name):
+    if not re.fullmatch(r"(headrace|gen_ai)_[a-z][a-z0-9]*(_[a-z0-9]+)+", one.name):
         found.append("the name")
     if OTHER_UNITS.search(one.name):
         found.append("a unit that is no base unit")
@@ -81,8 +81,8 @@ def test_a_metric_that_breaks_a_rule_is_found(bad: Declared, fault: str) -> None
 def imports_a_metric(source: str) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
-        and node.module in ("prometheus_client", "headrace.loop_metrics")
-        and {"Counter", "Gauge", "Histogram", "Summary", "Info"} & {name.name for name in node.names}
+        and node.module in ("prometheus_client", "headrace.loop_metrics", "headrace.frontend.histogram")
+        and {"Counter", "FastHistogram", "Gauge", "Histogram", "Summary", "Info"} & {name.name for name in node.names}
         for node in ast.walk(ast.parse(source))
     )
 

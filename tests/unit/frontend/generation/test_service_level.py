@@ -14,9 +14,8 @@ from tests.support.frontend.fakes import MODEL, Call, FakeIngress, Step, fronten
 
 
 def level(first_token_s: float, rest_s: float = 0.0, tokens: float = 1.0) -> str:
-    return service_level(
-        first_token_s=first_token_s, rest_s=rest_s, tokens_per_choice=tokens, target_first_s=2.0, target_token_s=0.1
-    )
+    per_token_s = rest_s / (tokens - 1) if tokens > 1 else None
+    return service_level(first_token_s=first_token_s, per_token_s=per_token_s, target_first_s=2.0, target_token_s=0.1)
 
 
 def test_an_answer_at_its_targets_has_met_them() -> None:
@@ -35,7 +34,7 @@ def test_slow_tokens_are_judged_by_their_mean() -> None:
 
 
 def test_a_target_of_zero_is_met_by_every_answer() -> None:
-    found = service_level(first_token_s=99.0, rest_s=99.0, tokens_per_choice=2.0, target_first_s=0.0, target_token_s=0.0)
+    found = service_level(first_token_s=99.0, per_token_s=99.0, target_first_s=0.0, target_token_s=0.0)
     assert found == "met"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker.errors import JobFailed, Overloaded
 from headrace.broker.jobs import Job
@@ -162,3 +163,35 @@ async def test_more_than_can_wait_are_dropped_and_counted(monkeypatch: pytest.Mo
         await bench.chat()
     assert len(await bench.exported()) == 2
     assert (bench.count("sampled"), bench.count("dropped"), bench.count("exported")) == (5, 3, 2)
+
+
+def exemplars(metrics: Metrics) -> dict[str, list[tuple[float, str, float]]]:
+    """By histogram, the exemplars that a scraper of OpenMetrics gets: bound of the bucket, trace, value."""
+    body, _ = metrics.render_for("application/openmetrics-text; version=1.0.0")
+    found: dict[str, list[tuple[float, str, float]]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                shown = sample.exemplar
+                found.setdefault(family.name, []).append(
+                    (float(sample.labels["le"]), shown.labels["trace_id"], float(shown.value))
+                )
+    return found
+
+
+async def test_the_times_of_a_traced_request_name_its_trace_to_scrapers_of_openmetrics() -> None:
+    bench = Bench(sample=0.0)
+    await bench.chat(traceparent=PARENT)
+    found = exemplars(bench.metrics)
+    assert set(found) == {"headrace_frontend_time_to_first_token_seconds", "headrace_frontend_request_seconds"}
+    for ((bound, trace, value),) in found.values():
+        assert trace == PARENT.split("-")[1]
+        assert value <= bound
+    plain, _ = bench.metrics.render_for("text/plain")
+    assert b"trace_id" not in plain
+
+
+async def test_a_request_that_is_not_traced_leaves_no_exemplar() -> None:
+    bench = Bench(sample=0.0)
+    await bench.chat()
+    assert exemplars(bench.metrics) == {}
