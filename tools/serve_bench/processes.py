@@ -26,8 +26,9 @@ def usage(pid: int) -> Usage:
 
 
 def processes_of(data_dir: Path, parent: int) -> dict[str, int]:
-    """Return the process ids of the parts of a running `headrace up`, by a short name."""
+    """Return the process ids of the parts of a running `headrace up`, by a short name. Several frontends are numbered."""
     parts: dict[str, int] = {}
+    frontends: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -41,9 +42,11 @@ def processes_of(data_dir: Path, parent: int) -> dict[str, int]:
         if "nats-server" in command:
             parts["nats-server"] = int(entry.name)
         elif " frontend" in command:
-            parts["frontend"] = int(entry.name)
+            frontends.append(int(entry.name))
         elif " router" in command:
             parts[f"router-{sum(name.startswith('router') for name in parts) + 1}"] = int(entry.name)
         elif " worker" in command:
             parts[f"worker-{sum(name.startswith('worker') for name in parts) + 1}"] = int(entry.name)
-    return parts
+    if len(frontends) == 1:
+        return parts | {"frontend": frontends[0]}
+    return parts | {f"frontend-{number}": pid for number, pid in enumerate(sorted(frontends), 1)}
