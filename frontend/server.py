@@ -109,7 +109,7 @@ class _Work:
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
         """Run until cancelled. `on_listening` is called once requests are accepted."""
         settings, subjects, front = self._settings, self._subjects, self._front
-        topology = Topology(subjects)
+        topology = Topology(subjects, replicas=self._options.replicas)
         async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
             standing = BrokerHealth(work, topology, probe=True, on_mended=self._on_mended)
             ingress = self._ingress = Ingress(

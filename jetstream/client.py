@@ -333,7 +333,7 @@ class Connection:
         Its acks are forgotten at the next restart of the server, so messages are delivered again then: workers ask about them.
         """
         try:
-            await self._make_consumer(spec, mem_storage=True, num_replicas=1)
+            await self._make_consumer(spec, mem_storage=True)
         except ApiError:  # there is another reason
             return False
         log.warning("consumer.in_memory", stream=spec.stream, consumer=spec.name)

@@ -51,6 +51,16 @@ class ConnectOptions:
         Setting("Id of the one worker that may use this login, or * for those of its pool, whose subjects then name them."),
     ] = None
     asked: Annotated[Sequence[str], Setting("Other calls of the JetStream API, as patterns, that are asked for there.")] = ()
+    replicas: Annotated[
+        int,
+        Setting(
+            "Copies of every stream, bucket and object store in a cluster of NATS servers, at most its number of servers; odd "
+            "numbers only. Existing streams are changed to it. 0 leaves them as they are, and makes new ones with one copy.",
+            "--nats-replicas",
+            least=0,
+            most=5,
+        ),
+    ] = 0
     connect_timeout_s: Annotated[
         float, Setting("Longest wait for one connection attempt.", "--nats-connect-timeout", least=0.1, most=300)
     ] = 5.0
@@ -64,6 +74,8 @@ class ConnectOptions:
                 raise ConnectError(f"a NATS server is reached at nats:// or tls://, not as in {_without_secret(server)}")
         if not self.inbox.startswith(DEFAULT_INBOX):
             raise ConnectError(f"the prefix of inboxes must begin with {DEFAULT_INBOX}, got {self.inbox_prefix!r}")
+        if self.replicas in (2, 4):
+            raise ConnectError(f"{self.replicas} copies outlast no more servers than {self.replicas - 1}: give an odd number")
         if not self.connect_timeout_s > 0:
             raise ConnectError(f"the connect timeout must be positive, got {self.connect_timeout_s!r}")
 

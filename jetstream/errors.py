@@ -9,6 +9,7 @@ HeadraceError                      root of the whole project
     │   └── AccessDenied           credentials refused, or a permission is missing
     ├── SubjectError               a name that cannot be part of a subject
     ├── TopologyError              a stream, consumer or bucket is missing or cannot be made as required
+    │   └── TooFewServers          the cluster has fewer servers than a stream should have copies
     ├── PublishError
     │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
     │   ├── DiskFull               the server has no room left
@@ -73,6 +74,12 @@ class SubjectError(JetStreamError):
 
 class TopologyError(JetStreamError):
     """A stream, consumer or bucket is missing or cannot be made as required."""
+
+
+class TooFewServers(TopologyError):
+    """A cluster has fewer servers than a stream should have copies."""
+
+    retriable = True
 
 
 class PublishError(JetStreamError):

@@ -12,14 +12,15 @@ from typing import Any
 import structlog
 
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
-from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamError, TopologyError
+from headrace.jetstream.core.api import NOT_READY, OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, TOO_FEW_SERVERS, ApiError
+from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamError, RequestTimeout, TooFewServers, TopologyError
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
 
 log = structlog.get_logger(__name__)
 
 OPERATOR_S = 5.0  # how long a stream is waited for that only an operator's login may make
+ELECTION_S = 20.0  # how long a cluster may take to choose the leader of a stream, or to have its servers together
 LOOK_AGAIN_S = 0.25
 
 
@@ -72,7 +73,8 @@ class StreamStatus:
 async def ensure_topology(connection: Connection, topology: Topology) -> None:
     """Create missing streams, but for those on demand, and update different ones. Several processes may do so at once.
 
-    Raises TopologyError, which names the stream, and DiskFull when the server cannot reserve its bytes.
+    Raises TopologyError, which names the stream, TooFewServers when a cluster has no room for the copies, DiskFull when the
+    server cannot reserve the bytes, and RequestTimeout for a stream that has no leader for long.
     """
     await ensure_streams(connection, topology.all_streams())
 
@@ -86,7 +88,7 @@ async def ensure_on_demand(connection: Connection, spec: StreamSpec) -> None:
 async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
     """Do the same as `ensure_topology` for some of the streams."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_ensured(connection, spec)) for spec in specs]
+        tasks = [group.create_task(_ensured_in_time(connection, spec)) for spec in specs]
     for task in tasks:
         if (error := task.result()) is not None:
             raise error
@@ -101,7 +103,7 @@ async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
             if not spec.on_demand:
                 plans.append(StreamPlan(spec.name, "create"))
             continue
-        changes = differences(info["config"], _wanted(spec, info))
+        changes = differences(info["config"], wanted_config(spec, info))
         plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
     return plans
 
@@ -170,6 +172,20 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
     return tuple(changes)
 
 
+async def _ensured_in_time(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
+    """Make a stream what it should be, and wait for a cluster that chooses a leader or lacks servers just now."""
+    deadline = asyncio.get_running_loop().time() + ELECTION_S
+    while True:
+        try:
+            error = await _ensured(connection, spec)
+        except JetStreamError as raised:
+            error = raised
+        passing = isinstance(error, RequestTimeout | TooFewServers) and error.retriable
+        if not passing or asyncio.get_running_loop().time() >= deadline:
+            return error
+        await asyncio.sleep(LOOK_AGAIN_S)
+
+
 async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
     """Make a stream what it should be. A login that may not is given a while in which another process may do so.
 
@@ -196,13 +212,17 @@ async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError |
 
 async def _is_right(connection: Connection, spec: StreamSpec) -> bool:
     info = await _info(connection, spec.name)
-    return info is not None and not differences(info["config"], _wanted(spec, info))
+    return info is not None and not differences(info["config"], wanted_config(spec, info))
 
 
-def _wanted(spec: StreamSpec, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an existing stream should be, of the size that its operator has given it where that is the operator's."""
+def wanted_config(spec: StreamSpec, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an existing stream should be, with the size and the copies of its operator where these are the operator's."""
     config = spec.config()
-    return config | {"max_bytes": info["config"]["max_bytes"]} if spec.operators_size else config
+    if spec.operators_size:
+        config["max_bytes"] = info["config"]["max_bytes"]
+    if not spec.replicas:
+        config["num_replicas"] = info["config"].get("num_replicas", 1)
+    return config
 
 
 async def _made(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
@@ -210,20 +230,39 @@ async def _made(connection: Connection, spec: StreamSpec) -> JetStreamError | No
         await connection.api.call(f"STREAM.CREATE.{spec.name}", spec.config())
     except ApiError as error:
         if error.err_code != STREAM_IN_USE:
+            if error.err_code in TOO_FEW_SERVERS and spec.replicas > 1:
+                return _too_few(spec, error)
             if error.err_code in OUT_OF_RESOURCES:
                 return DiskFull(f"the server has no room for stream {spec.name} of {spec.max_bytes} bytes: {error.description}")
-            return TopologyError(f"stream {spec.name} cannot be created: {error}")
+            return _no_leader(error) or TopologyError(f"stream {spec.name} cannot be created: {error}")
     else:
         return None
     try:
         if spec.storage == "memory" and await _moved_to_memory(connection, spec):
             return None
         info = await _info(connection, spec.name)
-        config = spec.config() if info is None else _wanted(spec, info)
+        config = spec.config() if info is None else wanted_config(spec, info)
         await connection.api.call(f"STREAM.UPDATE.{spec.name}", config)
-    except (ApiError, TopologyError) as error:
+    except ApiError as error:
+        if error.err_code in TOO_FEW_SERVERS:
+            return _too_few(spec, error)
+        return _no_leader(error) or TopologyError(f"stream {spec.name} cannot be updated: {error}")
+    except TopologyError as error:
         return TopologyError(f"stream {spec.name} cannot be updated: {error}")
     return None
+
+
+def _no_leader(error: ApiError) -> RequestTimeout | None:
+    return RequestTimeout(f"the NATS cluster is not ready: {error}") if error.err_code in NOT_READY else None
+
+
+def _too_few(spec: StreamSpec, error: ApiError) -> TooFewServers:
+    failure = TooFewServers(
+        f"stream {spec.name} should have {spec.replicas} copies, and the NATS cluster has fewer servers that can take one: "
+        f"start the others, or give a smaller nats.replicas ({error.description})"
+    )
+    failure.retriable = error.err_code in NOT_READY  # not where there is no cluster at all
+    return failure
 
 
 async def _moved_to_memory(connection: Connection, spec: StreamSpec) -> bool:
@@ -248,7 +287,7 @@ async def _info(connection: Connection, stream: str) -> dict[str, Any] | None:
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return None
-        raise TopologyError(f"{stream} cannot be looked at: {error}") from None
+        raise _no_leader(error) or TopologyError(f"{stream} cannot be looked at: {error}") from None
 
 
 async def _consumers(connection: Connection, stream: str) -> tuple[ConsumerStatus, ...]:

@@ -45,7 +45,7 @@ class StreamSpec:
     operators_size: bool = False  # `max_bytes` is for the beginning: what an operator makes of it is left alone
     on_demand: bool = False  # made by the first process that uses it, because most deployments have no use for it
     counts: bool = False  # messages are additions to a number per subject; nats-server 2.12 or newer, else they are just stored
-    replicas: int = 1
+    replicas: int = 0  # copies in a cluster of servers; 0 for one at first, and whatever its operator makes of that
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class StreamSpec:
             "allow_rollup_hdrs": self.allow_rollup_hdrs,
             "deny_delete": self.deny_delete,
             "no_ack": self.no_ack,
-            "num_replicas": self.replicas,
+            "num_replicas": self.replicas or 1,
             "metadata": {"owner": "headrace", "version": TOPOLOGY_VERSION, **self.metadata},
         }
         if self.counts:
@@ -93,7 +93,7 @@ class BucketSpec:
     storage: Literal["file", "memory"] = "file"
     discard: Literal["old", "new"] = "new"
     max_bytes: int = -1
-    replicas: int = 1
+    replicas: int = 0
 
     def stream(self) -> StreamSpec:
         return StreamSpec(
@@ -128,7 +128,7 @@ class ObjectStoreSpec:
     max_bytes: int = -1
     operators_size: bool = False
     on_demand: bool = False
-    replicas: int = 1
+    replicas: int = 0
 
     def stream(self) -> StreamSpec:
         return StreamSpec(
@@ -161,7 +161,7 @@ def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
         "max_ack_pending": spec.max_ack_pending,
         "max_waiting": spec.max_waiting,
         "mem_storage": spec.mem_storage,
-        "num_replicas": 1 if spec.mem_storage else 0,
+        "num_replicas": 0,  # as many as its stream has, and more when that gets more
         "metadata": {"owner": "headrace", "version": TOPOLOGY_VERSION, **spec.metadata},
     }
     if len(spec.filter_subjects) == 1:

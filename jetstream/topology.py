@@ -38,7 +38,7 @@ class Topology:
     """
 
     subjects: Subjects = field(default_factory=Subjects)
-    replicas: int = 1
+    replicas: int = 0  # copies in a cluster of servers; 0 leaves existing streams as they are
     tenant_cap: int = 10_000  # requests of one tenant waiting in one pool and class
     request_cap: int = 200_000
     request_bytes: int = 1024 * MIB
@@ -140,6 +140,7 @@ class Topology:
                 max_age_s=10.0,
                 duplicate_window_s=1.0,
                 no_ack=True,
+                replicas=self.replicas,
             ),
             StreamSpec(
                 name=s.stream("RSP"),

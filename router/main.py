@@ -169,7 +169,7 @@ def _signals(process: RouterProcess, serving: asyncio.Future[None], grace_s: flo
 @contextlib.asynccontextmanager
 async def _connected(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> AsyncIterator[Connection]:
     async with await connect_patiently(options, subjects=subjects, timeout_s=timeout_s) as connection:
-        topology = Topology(subjects)
+        topology = Topology(subjects, replicas=options.replicas)
         await ensure_topology(connection, topology)
 
         async def restore() -> None:

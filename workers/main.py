@@ -119,7 +119,7 @@ async def run_worker(
     read_card_key(settings.card_key)
     # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
-        await ensure_topology(connection, Topology(subjects))
+        await ensure_topology(connection, Topology(subjects, replicas=options.replicas))
         files = _adapter_files(settings, connection, subjects)
         engine_args, folders = await open_engine_adapters(files, settings.engine_args)
     settings = replace(settings, engine_args=engine_args)
@@ -313,7 +313,9 @@ async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterat
     async with await Connection.connect(options, subjects=subjects) as connection:
 
         async def restore() -> None:
-            await ensure_topology(connection, Topology(subjects))  # Memory streams vanish with a server restart.
+            await ensure_topology(
+                connection, Topology(subjects, replicas=options.replicas)
+            )  # Memory streams vanish with a server restart.
 
         connection.on_reconnect(restore)
         yield connection

@@ -121,7 +121,9 @@ def _with_store(settings: Settings, act: Callable[[KeyStore], Awaitable[T]], *, 
             return await act(KeyStore(connection, names))
         except TopologyError:  # no part of this version has run here yet
             wanted = f"KV_{names.bucket('keys')}"
-            await ensure_streams(connection, [s for s in Topology(names).all_streams() if s.name == wanted])
+            await ensure_streams(
+                connection, [s for s in Topology(names, replicas=connection.options.replicas).all_streams() if s.name == wanted]
+            )
             return await act(KeyStore(connection, names))
 
     try:

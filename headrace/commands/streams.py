@@ -136,7 +136,7 @@ def _add(actions: Any, name: str, action: Action, text: str) -> argparse.Argumen
 
 def _run(parsed: argparse.Namespace, action: Action) -> int:
     async def act(connection: Connection, names: Subjects) -> str:
-        return await action(connection, Topology(names), parsed)
+        return await action(connection, Topology(names, replicas=connection.options.replicas), parsed)
 
     sys.stdout.write(connected(located_settings(parsed, "streams"), act, name="headrace streams"))
     return EXIT_OK

@@ -36,7 +36,9 @@ def run_doctor(settings: Settings, *, monitoring_url: str | None, as_json_: bool
 
 def _server_findings(settings: Settings, monitoring_url: str | None) -> list[Finding]:
     async def read(connection: Connection, names: Subjects) -> tuple[ServerFacts, DeploymentFacts | JetStreamError]:
-        server = await read_server(connection, Topology(names), monitoring_url=monitoring_url)
+        server = await read_server(
+            connection, Topology(names, replicas=connection.options.replicas), monitoring_url=monitoring_url
+        )
         try:
             return server, await read_deployment(connection, names)
         except JetStreamError as failure:

@@ -24,7 +24,7 @@ from headrace.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.core.api import STREAM_NOT_FOUND, ApiError
 from headrace.jetstream.errors import AccessDenied
-from headrace.jetstream.provision import StreamPlan, differences, parse_time
+from headrace.jetstream.provision import StreamPlan, differences, parse_time, wanted_config
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
 
@@ -137,7 +137,7 @@ async def _read_stream(connection: Connection, spec: StreamSpec, seen: _Seen) ->
         seen.plans.append(StreamPlan(spec.name, "create"))
         return
     seen.timed(info.get("ts"), before_s, time.time())
-    changes = differences(info["config"], spec.config())
+    changes = differences(info["config"], wanted_config(spec, info))
     seen.plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
     seen.streams.append(stream_facts(info, await _consumers(connection, spec.name, seen)))
 

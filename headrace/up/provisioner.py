@@ -39,11 +39,10 @@ class Provisioner:
         from headrace.jetstream.provision import ensure_topology
         from headrace.jetstream.topology import Topology
 
-        topology = Topology(subjects(settings))
         try:
-            connection = await Connection.connect(
-                connect_options(settings, name="headrace up (operator)"), subjects=topology.subjects
-            )
+            options = connect_options(settings, name="headrace up (operator)")
+            topology = Topology(subjects(settings), replicas=options.replicas)
+            connection = await Connection.connect(options, subjects=topology.subjects)
             self._connection = connection
             await ensure_topology(connection, topology)
             await self._tasks.__aenter__()

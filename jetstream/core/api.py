@@ -44,6 +44,7 @@ NOT_ENABLED = (10039, 10076)
 OUT_OF_RESOURCES = (10002, 10023, 10028, 10047)  # resources of the account, the server, memory, disk
 TOO_LARGE = 10054
 TOO_MANY_REQUESTS = 10167
+TOO_FEW_SERVERS = (10005, 10074)  # for the copies that a stream should have; no cluster at all
 NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, cluster changing: ask again
 
 _FULL_SCOPES = (

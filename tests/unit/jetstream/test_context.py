@@ -102,3 +102,9 @@ def test_a_part_does_not_import_aiohttp_for_websockets_and_an_engine_still_can()
         "aiohttp.ClientSession"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_an_even_number_of_copies_is_refused(copies: int) -> None:
+    with pytest.raises(ConnectError, match="odd number"):
+        ConnectOptions(replicas=copies)
