@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Envelope, Generation
+from headrace.broker.messages import Generation
 from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
 from headrace.jetstream.ports import Messaging
@@ -28,6 +29,8 @@ from headrace.workers import metrics
 from headrace.workers.encoding.kept import KeptEmbeddings
 from headrace.workers.encoding.names import in_order, object_name
 from headrace.workers.encoding.record import DamagedEmbeddings, unseal
+from headrace.workers.engine import Sequence
+from headrace.workers.runtime.media_embeddings import MediaOrigin
 from headrace.workers.vllm.tiers.breaker import Breaker
 
 log = structlog.get_logger()
@@ -42,14 +45,15 @@ class SourceDeps:
 
     messaging: Messaging
     subjects: Subjects
+    pool: str
     encoder: str  # `EngineInfo.encoder`
-    encoders: Callable[[], Sequence[str]]
+    encoders: Callable[[], Seq[str]]
     wait_s: float  # most seconds that a request waits
     clock: Callable[[], float] = time.monotonic
 
 
 class EmbeddingSource:
-    """Implements `headrace.workers.runtime.sequences.Embeddings`."""
+    """Implements `headrace.workers.runtime.media_embeddings.Embeddings`."""
 
     def __init__(self, deps: SourceDeps) -> None:
         self._deps = deps
@@ -58,41 +62,46 @@ class EmbeddingSource:
         self._breakers: dict[str, Breaker] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    async def fetch(self, envelope: Envelope, generation: Generation, *, cached: int) -> Mapping[int, bytes]:
-        """Return what there is, by the index of the item. `cached`: tokens of the prompt that need no embeddings."""
-        wanted = [number for number, item in enumerate(generation.media) if _end(item) > cached]
+    async def fetch(self, sequence: Sequence, origin: MediaOrigin) -> Mapping[int, bytes]:
+        """Return the available embeddings by the index of the item.
+
+        Those of items in the part of the prompt that should be cached are not fetched.
+        """
+        wanted = [number for number, item in enumerate(sequence.media) if _end(item) > sequence.expected_cached]
         found: dict[int, bytes] = {}
         began_s = self._deps.clock()
         try:
             async with asyncio.timeout(self._deps.wait_s), asyncio.TaskGroup() as tasks:
                 for number in wanted:
-                    tasks.create_task(self._fetch(envelope, generation, number, found))
+                    tasks.create_task(self._fetch(sequence, origin, number, found))
         except TimeoutError:
             metrics.EMBEDDING_FAILURES.labels("late").inc()
-            log.warning("embeddings.late", request_id=envelope.id, wait_s=self._deps.wait_s, items=len(wanted) - len(found))
+            log.warning(
+                "embeddings.late", request_id=origin.request_id, wait_s=self._deps.wait_s, items=len(wanted) - len(found)
+            )
         metrics.EMBEDDINGS.labels("here").inc(len(wanted) - len(found))
         if wanted:
             metrics.EMBEDDING_S.observe(self._deps.clock() - began_s)
         return found
 
-    async def _fetch(self, envelope: Envelope, generation: Generation, number: int, found: dict[int, bytes]) -> None:
+    async def _fetch(self, sequence: Sequence, origin: MediaOrigin, number: int, found: dict[int, bytes]) -> None:
         try:
-            await self._fetch_one(envelope, generation, number, found)
+            await self._fetch_one(sequence, origin, number, found)
         except Exception as error:  # whatever it is, the engine can encode the item
             metrics.EMBEDDING_FAILURES.labels("error").inc()
-            log.exception("embeddings.failed", request_id=envelope.id, item=number, error=str(error))
+            log.exception("embeddings.failed", request_id=origin.request_id, item=number, error=str(error))
 
-    async def _fetch_one(self, envelope: Envelope, generation: Generation, number: int, found: dict[int, bytes]) -> None:
-        item = generation.media[number]
+    async def _fetch_one(self, sequence: Sequence, origin: MediaOrigin, number: int, found: dict[int, bytes]) -> None:
+        item = sequence.media[number]
         kind, data = item.get("kind"), item.get("data")
         if not isinstance(kind, str) or not isinstance(data, bytes):
             return  # the engine says what is wrong with it
-        name = await asyncio.to_thread(object_name, self._deps.encoder, generation.cache_salt, kind, data)
+        name = await asyncio.to_thread(object_name, self._deps.encoder, sequence.cache_salt, kind, data)
         async with self._alone(name):
             source, embeddings = "kept", self._kept.get(name)
             if embeddings is None:
                 source, embeddings = "store", await self._stored(name)
-            if embeddings is None and await self._computed(envelope, generation, number, name):
+            if embeddings is None and await self._computed(sequence, origin, number, name):
                 source, embeddings = "encoder", await self._stored(name)
         if embeddings is not None:
             self._kept.put(name, embeddings)
@@ -133,27 +142,27 @@ class EmbeddingSource:
         breaker.succeeded()
         return embeddings
 
-    async def _computed(self, envelope: Envelope, generation: Generation, number: int, name: str) -> bool:
+    async def _computed(self, sequence: Sequence, origin: MediaOrigin, number: int, name: str) -> bool:
         """Have an encode worker put an item's embeddings into the store. Returns whether one has."""
-        question = encode(_job(envelope, generation, number, name))
+        question = encode(_job(sequence, origin, number, name))
         if len(question) > self._deps.messaging.max_payload:
             metrics.EMBEDDING_FAILURES.labels("too_large").inc()
             return False
         for worker in [one for one in in_order(name, self._deps.encoders()) if self._breaker(one).closed][:TRIES]:
-            subject = self._deps.subjects.peer(envelope.pool, worker)
+            subject = self._deps.subjects.peer(self._deps.pool, worker)
             try:
                 reply = await self._deps.messaging.request(subject, question, timeout_s=self._deps.wait_s / TRIES)
                 answer = decode(MediaEncoded, reply)
             except (JetStreamError, WireError) as error:
                 self._breaker(worker).failed()
                 metrics.EMBEDDING_FAILURES.labels("encoder_lost").inc()
-                log.warning("embeddings.encoder_lost", request_id=envelope.id, worker=worker, error=str(error))
+                log.warning("embeddings.encoder_lost", request_id=origin.request_id, worker=worker, error=str(error))
                 continue
             self._breaker(worker).succeeded()
             if answer.ok:
                 return True
             metrics.EMBEDDING_FAILURES.labels("refused").inc()
-            log.warning("embeddings.refused", request_id=envelope.id, worker=worker, why=answer.message)
+            log.warning("embeddings.refused", request_id=origin.request_id, worker=worker, why=answer.message)
         return False
 
     def _breaker(self, worker: str) -> Breaker:
@@ -165,12 +174,12 @@ class EmbeddingSource:
         return self._breakers[worker]
 
 
-def _job(envelope: Envelope, generation: Generation, number: int, name: str) -> EncodeMedia:
+def _job(sequence: Sequence, origin: MediaOrigin, number: int, name: str) -> EncodeMedia:
     """Build the message: with the item itself, or where it is in the store of large payloads, with its place there."""
-    if envelope.spill is not None:
-        return EncodeMedia(id=envelope.id, name=name, item=number, spill=envelope.spill)
-    lone = Generation(token_ids=b"", media=[generation.media[number]], cache_salt=generation.cache_salt)
-    return EncodeMedia(id=envelope.id, name=name, payload=encode(lone))
+    if origin.spill is not None:
+        return EncodeMedia(id=origin.request_id, name=name, item=number, spill=origin.spill)
+    lone = Generation(token_ids=b"", media=[dict(sequence.media[number])], cache_salt=sequence.cache_salt)
+    return EncodeMedia(id=origin.request_id, name=name, payload=encode(lone))
 
 
 def _end(item: Mapping[str, Any]) -> int:

@@ -44,6 +44,11 @@ def embedding_source(
 
     return EmbeddingSource(
         SourceDeps(
-            messaging=messaging, subjects=subjects, encoder=info.encoder, encoders=encoders, wait_s=settings.encode_wait_s
+            messaging=messaging,
+            subjects=subjects,
+            pool=session.state.pool,
+            encoder=info.encoder,
+            encoders=encoders,
+            wait_s=settings.encode_wait_s,
         )
     )

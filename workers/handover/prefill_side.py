@@ -17,6 +17,7 @@ from headrace.broker.messages.prefill import PrefillDone, PrefillJob
 from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Fault, Handover, Output, Sequence
 from headrace.workers.kv.cached_prefix import cached_tokens
+from headrace.workers.runtime.media_embeddings import MediaOrigin
 
 OnOutput = Callable[[Output], None]
 OnFinished = Callable[[PrefillDone], None]
@@ -25,8 +26,11 @@ OnFinished = Callable[[PrefillDone], None]
 class RawSequences(Protocol):
     """Accepts sequences that belong to no run of this worker. They reach the engine in the order of the calls."""
 
-    def submit_raw(self, sequence: Sequence, on_output: OnOutput) -> None:
-        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence."""
+    def submit_raw(self, sequence: Sequence, on_output: OnOutput, origin: MediaOrigin | None = None) -> None:
+        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence.
+
+        With `origin` embeddings of its media are fetched from other workers.
+        """
 
     def abort_raw(self, sequence_id: str) -> None:
         """Abort a sequence and release the blocks that it offers. No further output reaches `on_output`."""
@@ -102,7 +106,7 @@ class PrefillSide:
             finished(PrefillDone(job=job.job, worker=self._worker, fault=fault))
             return
         self._running[job.job] = _RunningPrefill(job, finished, len(sequence.token_ids), self._clock())
-        self._raw.submit_raw(sequence, self._on_output)
+        self._raw.submit_raw(sequence, self._on_output, MediaOrigin(job.id, job.spill) if sequence.media else None)
 
     def stop(self, job: str) -> None:
         self._running.pop(job, None)

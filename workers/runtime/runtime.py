@@ -27,12 +27,13 @@ from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.intake import ChoiceIntake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
+from headrace.workers.runtime.media_embeddings import Embeddings
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.pooling import PoolRuns, ResultStore
 from headrace.workers.runtime.rank_loads import rank_loads
 from headrace.workers.runtime.refusal import refuse
 from headrace.workers.runtime.runs import RemotePrefills, Runs
-from headrace.workers.runtime.sequences import Embeddings, Sequences
+from headrace.workers.runtime.sequences import Sequences
 from headrace.workers.runtime.stuck_sequences import StuckSequences, give_up
 from headrace.workers.runtime.watchdog import EngineWork, Watchdog
 from headrace.workers.text.pipeline import TokenTable
@@ -64,7 +65,7 @@ class Runtime:
         self._commands = EngineCommands(self.watchdog.declare_dead)
         self._scope = TaskScope()
         self.sequences = Sequences(engine, self._commands, self.watchdog, self._scope, refused=self._refused)
-        self.raw = RawSubmissions(engine, self._commands, self.watchdog, self.sequences.active)
+        self.raw = RawSubmissions(engine, self._commands, self.watchdog, self._scope, active=self.sequences.active)
         self._pooling = PoolRuns(engine, self.watchdog, self._scope, refused=self._refused)
         self._sink: RunSink | None = None
         self._caches: tuple[Callable[[], Container[int]], ...] = ()
@@ -88,7 +89,7 @@ class Runtime:
         has to fit into a frame, without `embeddings` the engine encodes all media.
         """
         self._pooling.results = results
-        self.sequences.embeddings = embeddings
+        self.sequences.embeddings = self.raw.embeddings = embeddings
         self._sink = sink
         self._info = info
         self._remotes = remotes

@@ -6,12 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
-
-from headrace.broker.messages import Envelope, Generation
 from headrace.broker.protocol.run import Run
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers.capability_check import refuse_undeclared
@@ -19,16 +15,8 @@ from headrace.workers.engine import Engine, Fault, Handover
 from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
+from headrace.workers.runtime.media_embeddings import Embeddings, MediaOrigin, with_embeddings
 from headrace.workers.runtime.watchdog import Watchdog
-
-NOTHING: Mapping[int, bytes] = MappingProxyType({})
-
-
-class Embeddings(Protocol):
-    """Gets embeddings of media from elsewhere (`headrace.workers.encoding.source.EmbeddingSource`)."""
-
-    async def fetch(self, envelope: Envelope, generation: Generation, *, cached: int) -> Mapping[int, bytes]:
-        """Return what there is, by the index of the item. `cached`: tokens of the prompt that need no embeddings."""
 
 
 class Sequences:
@@ -71,7 +59,7 @@ class Sequences:
         """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
         choice.first_token = asyncio.get_running_loop().create_future()
         self._activate(choice)
-        self._commands.put(partial(self._submit, choice, choice.id, handover))
+        self._commands.put(partial(self._submit_or_read, choice, choice.id, handover))
         return choice.first_token
 
     def _activate(self, choice: ChoiceRun) -> None:
@@ -97,31 +85,31 @@ class Sequences:
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
         self.unsubmitted_by[choice.run.rank or 0] -= choice.uncached
+        await self._submit_or_read(choice, choice.id, None)
+
+    async def _submit_or_read(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
         if choice.generation.media or choice.prompt_embeds is not None:
             # The engine takes a while to read these. Other commands need not wait, and an abort may come in between.
-            self.scope.spawn(self._submit_aside(choice))
+            self.scope.spawn(self._submit_aside(choice, sequence_id, handover))
         else:
-            await self._submit(choice, choice.id, None)
+            await self._submit(choice, sequence_id, handover)
 
-    async def _submit_aside(self, choice: ChoiceRun) -> None:
-        embeddings = NOTHING
-        if self.embeddings is not None and choice.generation.media:
-            embeddings = await self.embeddings.fetch(choice.run.envelope, choice.generation, cached=choice.expected_cached)
+    async def _submit_aside(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
         try:
-            await self._submit(choice, choice.id, None, embeddings)
+            await self._submit(choice, sequence_id, handover)
         except EngineDead as error:
             self._watchdog.declare_dead(str(error))
 
-    async def _submit(
-        self, choice: ChoiceRun, sequence_id: str, handover: Handover | None, embeddings: Mapping[int, bytes] = NOTHING
-    ) -> None:
+    async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
         if self.active.get(sequence_id) is not choice:
             return  # The choice was taken back meanwhile.
         run = choice.run
         try:
             sequence = choice.sequence(handover)
-            if embeddings:
-                sequence = msgspec.structs.replace(sequence, embeddings=embeddings)
+            if sequence.media:
+                sequence = await with_embeddings(self.embeddings, sequence, MediaOrigin(run.id, run.envelope.spill))
+                if self.active.get(sequence_id) is not choice:
+                    return
             refuse_undeclared(self._engine.capabilities, sequence)
             await self._engine.submit(sequence)
         except EngineDead:

@@ -119,8 +119,6 @@ class MediaReader:
 
     async def prompt(self, sequence: Sequence) -> MediaPrompt:
         """Build the prompt of a sequence. Raises RequestInvalid naming the part, UnsupportedByEngine naming what is missing."""
-        if sequence.handover is not None:
-            raise UnsupportedByEngine("blocks of prompts with media are not handed over", param="messages")
         began_s = time.perf_counter()
         items = items_of(sequence)
         check_kinds(items, self._offer)

@@ -83,7 +83,10 @@ async def start_vllm(
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
         offer = await offered_media(started.llm)
-        started = replace(started, info=replace(started.info, media=offer.slots), offer=offer)
+        # A hand-over counts tokens, and of an item whose length depends on it only vLLM knows how many these are.
+        known = all(slot.tokens for slot in offer.slots.values())
+        info = replace(started.info, media=offer.slots, hands_over_media=bool(started.info.handover) and known)
+        started = replace(started, info=info, offer=offer)
         await load_adapters(started.llm, adapters)
         lora = started.llm.vllm_config.lora_config
         running = Adapters(started.llm, adapters, most_rank=lora.max_lora_rank if lora is not None else None)

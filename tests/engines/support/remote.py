@@ -130,6 +130,10 @@ class RemoteEngine:
         result: Mapping[str, Any] = await self._call("control", op, args)
         return result
 
+    async def encode(self, item: Mapping[str, Any]) -> bytes:
+        record: bytes = await self._call("encode", item)
+        return record
+
     async def load(self) -> Load:
         result: Load = await self._call("load")
         return result

@@ -14,7 +14,7 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode_worker_control, encode
-from headrace.broker.messages import Envelope, Generation, Spill
+from headrace.broker.messages import Generation, Spill
 from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
@@ -26,7 +26,9 @@ from headrace.workers.encoding.names import in_order, object_name
 from headrace.workers.encoding.record import seal
 from headrace.workers.encoding.server import EncodeServer
 from headrace.workers.encoding.source import EmbeddingSource, SourceDeps
+from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
+from headrace.workers.runtime.media_embeddings import MediaOrigin
 
 WORD = "stand-in/1"
 SOON_S = 60.0
@@ -74,10 +76,6 @@ def media(*items: bytes, salt: str | None = None) -> Generation:
     return Generation(token_ids=b"", media=made, cache_salt=salt)
 
 
-def envelope(subjects: Subjects, **given: Any) -> Envelope:
-    return Envelope(id="r1", pool="p", model="m", judge="j", deadline=4e9, created=1.0, tokens=100, **given)
-
-
 @dataclass
 class World:
     connection: Connection
@@ -86,14 +84,28 @@ class World:
 
     def source(self, wait_s: float = SOON_S, clock: Callable[[], float] | None = None) -> EmbeddingSource:
         deps = SourceDeps(
-            messaging=self.connection, subjects=self.subjects, encoder=WORD, encoders=lambda: self.encoders, wait_s=wait_s
+            messaging=self.connection,
+            subjects=self.subjects,
+            pool="p",
+            encoder=WORD,
+            encoders=lambda: self.encoders,
+            wait_s=wait_s,
         )
         return EmbeddingSource(replace(deps, clock=clock) if clock is not None else deps)
 
     async def fetch(
-        self, source: EmbeddingSource, generation: Generation, *, cached: int = 0, **given: Any
+        self, source: EmbeddingSource, generation: Generation, *, cached: int = 0, spill: Spill | None = None
     ) -> dict[int, bytes]:
-        return dict(await source.fetch(envelope(self.subjects, **given), generation, cached=cached))
+        sequence = Sequence(
+            id="r1-1-0",
+            token_ids=[1] * 100,
+            prompt_tokens=100,
+            sampling=generation.sampling,
+            media=generation.media,
+            cache_salt=generation.cache_salt,
+            expected_cached=cached,
+        )
+        return dict(await source.fetch(sequence, MediaOrigin("r1", spill)))
 
     @property
     def store(self) -> Any:

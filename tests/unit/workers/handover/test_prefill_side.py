@@ -8,22 +8,33 @@ from typing import Any
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Generation, Sampling
+from headrace.broker.messages import Generation, Sampling, Spill
 from headrace.broker.messages.prefill import PrefillJob
 from headrace.workers.engine import Sequence
 from headrace.workers.handover.prefill_side import PrefillSide
+from headrace.workers.runtime.media_embeddings import MediaOrigin
 from tests.support.runtime_bench import INFO
 
 ASKED = Sampling(temperature=0.7, max_tokens=50, min_tokens=3, stop_token_ids=[5], seed=8, logit_bias={1: 2.0})
 
 
+IMAGE = {"kind": "image", "digest": 1, "start": 0, "length": 1, "data": b"cat"}
+
+
 def submitted(*, emitted: list[int], rank: int | None = None, **info: Any) -> Sequence:
     """The sequence of a job, as the engine gets it."""
-    given: list[Sequence] = []
+    return given(emitted=emitted, rank=rank, **info)[0]
+
+
+def given(
+    *, emitted: list[int], rank: int | None = None, shown: bool = False, spill: Spill | None = None, **info: Any
+) -> tuple[Sequence, MediaOrigin | None]:
+    """The sequence of a job, as the engine gets it, and where its media come from."""
+    taken: list[tuple[Sequence, MediaOrigin | None]] = []
 
     class Raw:
-        def submit_raw(self, sequence: Sequence, on_output: Any) -> None:
-            given.append(sequence)
+        def submit_raw(self, sequence: Sequence, on_output: Any, origin: MediaOrigin | None = None) -> None:
+            taken.append((sequence, origin))
 
         def abort_raw(self, sequence_id: str) -> None:
             raise AssertionError
@@ -35,7 +46,8 @@ def submitted(*, emitted: list[int], rank: int | None = None, **info: Any) -> Se
         worker="p",
         caches=(),
     )
-    payload = encode(Generation(token_ids=pack_u32([1, 2, 3]), sampling=ASKED, logprobs=2))
+    media = [IMAGE] if shown else []
+    payload = encode(Generation(token_ids=pack_u32([1, 2, 3]), sampling=ASKED, logprobs=2, media=media))
     job = PrefillJob(
         job="j",
         id="i",
@@ -47,13 +59,25 @@ def submitted(*, emitted: list[int], rank: int | None = None, **info: Any) -> Se
         uncached=3,
         room=7,
         emitted=pack_u32(emitted),
-        payload=payload,
+        payload=b"" if spill is not None else payload,
+        spill=spill,
         rank=rank,
     )
     side.start(job, payload, lambda done: None)
-    (sequence,) = given
+    ((sequence, origin),) = taken
     assert sequence.token_ids == [1, 2, 3, *emitted]
-    return sequence
+    return sequence, origin
+
+
+@pytest.mark.parametrize("spill", [None, Spill(object="large", size=4, digest="d")], ids=["in the job", "in the store"])
+def test_media_of_a_job_come_with_the_request_that_an_encode_worker_is_told_of(spill: Spill | None) -> None:
+    sequence, origin = given(emitted=[], shown=True, spill=spill)
+    assert list(sequence.media) == [IMAGE]
+    assert origin == MediaOrigin("i", spill)
+
+
+def test_a_text_needs_no_encode_worker() -> None:
+    assert given(emitted=[])[1] is None
 
 
 def test_a_token_that_is_thrown_away_costs_no_sampling() -> None:

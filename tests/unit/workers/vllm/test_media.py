@@ -14,7 +14,7 @@ from headrace.broker.messages import Sampling
 from headrace.broker.models.cards import MediaSlot
 from headrace.frontend.media.loader import MediaItem, content_name
 from headrace.frontend.media.placeholders import place
-from headrace.workers.engine import Handover, Sequence
+from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.vllm import convert, media, media_support, missing_packages
 from headrace.workers.vllm.events import media_digest
@@ -226,14 +226,6 @@ async def test_what_the_models_processor_cannot_work_with_is_the_requests_fault(
         await reader.prompt(sequence([1, *IMAGE_IDS], item(1, 4)))
     assert invalid.value.param == "here"
     assert len(str(invalid.value)) < 400
-    reader.close()
-
-
-@pytest.mark.usefixtures("readable")
-async def test_blocks_of_prompts_with_media_are_not_handed_over() -> None:
-    reader = MediaReader(llm(Renderer(lambda kind, item: IMAGE_IDS)), MediaSupport(SLOTS))
-    with pytest.raises(UnsupportedByEngine, match="not handed over"):
-        await reader.prompt(sequence([1, *IMAGE_IDS], item(1, 4), handover=Handover(kind="prefill")))
     reader.close()
 
 
