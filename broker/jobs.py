@@ -44,6 +44,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     affinity: Literal["soft", "hard"] = "soft"
     worker: str = ""  # the only worker that may run it
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    agent_priority: int | None = None
     require: list[str] = []
     prefer: dict[str, float] = {}
     name: str = ""  # the client's own name for the request
@@ -82,6 +85,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             session=self.session,
             affinity=self.affinity,
             worker=self.worker,
+            ttft_target_s=self.ttft_target_s,
+            itl_target_s=self.itl_target_s,
+            agent_priority=self.agent_priority,
             require=self.require,
             prefer=self.prefer,
             trace=self.trace,

@@ -11,6 +11,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.router.index.factory import create_index
 from headrace.router.index.view import Caches
 from headrace.router.main import Build
+from headrace.router.placement.fleets.grid import read_grid
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.replay.record import Recorder
@@ -23,7 +24,11 @@ from headrace.router.settings import RouterOptions
 
 
 def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
-    """Return the function that `run_router` calls for each pool. It raises SettingsInvalid for an index that cannot be."""
+    """Return the function that `run_router` calls for each pool. It raises SettingsInvalid for an index that cannot be.
+
+    Raises SettingsInvalid for a grid of fleets that cannot be read.
+    """
+    grid = read_grid(options.fleet_grid) if options.fleet_grid is not None else None
 
     def build(messaging: Messaging, subjects: Subjects, members: Members, card: ModelCard, router: str) -> RouterSession:
         index = create_index(max_entries=options.index_entries)
@@ -42,7 +47,7 @@ def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
             members=members,
         )
         seed = random.SystemRandom().getrandbits(32)
-        scheduler = Scheduler(settings, view, name=router, seed=seed)
+        scheduler = Scheduler(settings, view, name=router, seed=seed, grid=grid)
         return RouterSession(
             RouterDeps(
                 messaging=messaging,

@@ -74,6 +74,17 @@ class RouterOptions:
             commands=("router",),
         ),
     ] = ()
+    fleet_grid: Annotated[
+        str | None,
+        Setting(
+            "File with the JSON configuration of Dynamo's global router, whose grid names a fleet for each request. Default: "
+            "the cheapest fleet that is predicted to meet the targets.",
+            "--fleet-grid",
+            kind="path",
+            metavar="FILE",
+            after="router.itl_target_s",
+        ),
+    ] = None
     index_entries: Annotated[
         int,
         Setting(

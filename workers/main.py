@@ -65,6 +65,7 @@ from headrace.workers.registration import (
     refuse_mixed_engines,
     refuse_used_login,
     register_card,
+    with_longest_context,
 )
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
@@ -200,7 +201,8 @@ async def _serve(
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
         wanted = build_card(settings, served_name(settings) or info.engine, info, files, parsers)
-        await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine)
+        await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine, fleet=settings.fleet)
+        wanted = await with_longest_context(connection, subjects, wanted, fleet=settings.fleet)
         key = read_card_key(settings.card_key)
         card = await register_card(connection, subjects, wanted, files, key=key)
         keeper = CardKeeper(connection, subjects, wanted, files, key=key)

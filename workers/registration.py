@@ -117,17 +117,32 @@ async def register_card(
     return in_force
 
 
-async def refuse_mixed_engines(messaging: Messaging, subjects: Subjects, *, pool: str, engine: str) -> None:
-    """Raise RegistrationRefused while workers of another engine serve the pool.
+async def refuse_mixed_engines(messaging: Messaging, subjects: Subjects, *, pool: str, engine: str, fleet: str = "") -> None:
+    """Raise RegistrationRefused while workers of another engine serve the pool, unless they are of another fleet by name.
 
     Engines sample, hash and pool differently, so an answer that moved between two of them would not be the one it began as.
+    An operator who names fleets for them has agreed to that.
     """
     for member in await pool_workers(messaging, subjects, pool):
-        if member.engine and member.engine != engine:
+        apart = bool(fleet and member.fleet) and fleet != member.fleet
+        if member.engine and member.engine != engine and not apart:
             raise RegistrationRefused(
                 f"pool {pool} is served by {member.engine} (worker {member.worker}), and this worker runs {engine}: a pool "
-                "is one engine; give this one another --served-name"
+                "is one engine; give this one another --served-name, or both engines a --fleet of their own"
             )
+
+
+async def with_longest_context(messaging: Messaging, subjects: Subjects, card: ModelCard, *, fleet: str) -> ModelCard:
+    """Return the card with the context length of the fleet that takes the longest requests.
+
+    Routers keep a request from workers whose context is too short for it. Without fleets a pool has one context length, that
+    of the worker that has started last.
+    """
+    if not fleet:
+        return card
+    members = await pool_workers(messaging, subjects, card.pool)
+    longest = max([card.context_length, *(member.max_model_len for member in members if member.fleet not in ("", fleet))])
+    return msgspec.structs.replace(card, context_length=longest)
 
 
 async def refuse_used_login(messaging: Messaging, subjects: Subjects, *, pool: str, worker: str) -> None:
@@ -181,6 +196,8 @@ def build_member(
         adapters=list(info.adapters),
         kv_events=capabilities.kv_events,
         step_tokens=info.step_tokens,
+        fleet=settings.fleet,
+        price=settings.price,
         roles=sorted(capabilities.roles),
         handover=info.handover,
         encoder=info.encoder,

@@ -207,6 +207,25 @@ class WorkerSettings:
             metavar="LABEL",
         ),
     ] = ()
+    fleet: Annotated[
+        str,
+        Setting(
+            "Name of the workers of this model that are like this one: engine, hardware, parallelism, context length, price. "
+            "Routers choose among the fleets of a model by the targets of each request.",
+            "--fleet",
+            metavar="NAME",
+        ),
+    ] = ""
+    price: Annotated[
+        float,
+        Setting(
+            "What this worker costs for an hour, in a unit that all fleets of its model share. Routers take the cheapest "
+            "fleet that is soon enough.",
+            "--price",
+            least=0,
+            most=1e9,
+        ),
+    ] = 0.0
     # Of a decode worker, where no router has decided.
     prefill: Annotated[
         PrefillMode,
@@ -317,6 +336,8 @@ class WorkerSettings:
             from headrace.workers.adapter_files.source import AllowedSources
 
             AllowedSources(self.adapter_sources)
+        if len(self.fleet) > MOST_LABEL or not self.fleet.isprintable() or self.fleet != self.fleet.strip():
+            raise ValueError(f"fleet {self.fleet!r}: up to {MOST_LABEL} printable characters")
         for label in self.labels:
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

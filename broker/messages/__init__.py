@@ -80,7 +80,16 @@ from headrace.broker.messages.operating import (
     WorkerCommand,
 )
 from headrace.broker.messages.operator_acts import OperatorAct
-from headrace.broker.messages.placements import Candidate, Decided, Explain, Explanation, Routed, RouterControl
+from headrace.broker.messages.placements import (
+    Candidate,
+    Decided,
+    Explain,
+    Explanation,
+    FleetDecision,
+    FleetOption,
+    Routed,
+    RouterControl,
+)
 from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
@@ -139,6 +148,8 @@ __all__ = [
     "Explanation",
     "Finish",
     "FinishReason",
+    "FleetDecision",
+    "FleetOption",
     "Frame",
     "Generation",
     "History",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages.base import Count, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
+from headrace.broker.messages.base import Count, Name, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
 
 HELPERS = frozenset({"prefill", "encode"})
 """Workers in these roles own no requests: they compute prompts, or encode media, for those that do."""
@@ -32,6 +32,8 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     adapters: list[str] = []  # adapters that it serves besides the base model
     kv_events: bool = False  # it publishes KV cache events; without them routers predict from their own placements
     step_tokens: Count = 0  # most tokens of an engine step, 0 = unknown
+    fleet: Name = ""  # the workers of the pool that are like it: engine, hardware, context length, price
+    price: Seconds = 0.0  # of this worker for an hour, in a unit that all fleets of the pool share
     roles: list[str] = []  # roles that it can change to
     handover: str = ""  # KV transfer method; workers with the same one can transfer blocks; empty = none
     ranks: Ranks = 1  # data-parallel ranks of its engine, each with a KV cache and a queue of its own

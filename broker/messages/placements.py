@@ -32,6 +32,10 @@ class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
     adapter: str = ""
     session: str = ""
     prefill: PrefillDecision | None = None  # where its prompt was to be prefilled, if the router decided that
+    fleet: str = ""  # in a pool with several fleets
+    fleet_reason: str = ""
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
 
 
 class Explain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="explain"):
@@ -62,6 +66,28 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     why_not: str = ""  # reason why it is not eligible
 
 
+class FleetOption(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A fleet as the router saw it for one request. Times are seconds; -1 = nothing is known."""
+
+    fleet: str
+    price: float = 0.0
+    rank: int = 0  # 0 = preferred
+    state: str = ""  # meets, late, unknown
+    ttft_s: float = 0.0  # predicted, from arrival, by its best worker
+    itl_s: float = 0.0  # predicted
+    late_s: float = 0.0  # by how much it is predicted to miss the targets, over the whole answer
+
+
+class FleetDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The fleet that a request was placed in, and why."""
+
+    fleet: str
+    reason: str = ""  # cheapest, meets, least_late, unknown, overflow, trial; of a grid: grid, override, retry
+    ttft_target_s: float = 0.0
+    itl_target_s: float = 0.0
+    options: list[FleetOption] = []
+
+
 class Decided(Record, frozen=True, omit_defaults=True, kw_only=True):
     """A decision of a router about a request, or that it waits."""
 
@@ -79,6 +105,7 @@ class Decided(Record, frozen=True, omit_defaults=True, kw_only=True):
     predicted_ttft_s: float = 0.0  # from the arrival
     candidates: list[Candidate] = []
     prefill: PrefillDecision | None = None  # where its prompt is prefilled, if the router decided that
+    fleet: FleetDecision | None = None  # in a pool with several fleets
 
 
 class Explanation(Decided, frozen=True, omit_defaults=True, kw_only=True):

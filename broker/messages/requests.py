@@ -22,6 +22,8 @@ from headrace.broker.messages.base import (
     UnixTime,
 )
 
+Target = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]  # seconds
+
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker, group]; absent = []
 HEADER_KEPT = "Hr-Kept"  # present: the worker does not preempt this batch request
@@ -68,6 +70,9 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     session: Name = ""  # requests of one session go to one worker
     affinity: Literal["soft", "hard"] = "soft"  # soft: unless it costs more time than the session's blocks save
     worker: Name = ""  # the only worker that may run it (policy `direct`)
+    ttft_target_s: Target | None = None  # wanted time to first token; None = the router's default. 0 is a target, too
+    itl_target_s: Target | None = None  # wanted time between two tokens
+    agent_priority: Small | None = None  # for the priority overrides of a grid of fleets
     require: list[Name] = []  # labels that a worker must have
     prefer: dict[Name, Finite] = {}  # labels that a worker should have, with weights; a weight below 0 is for labels to avoid
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.frontend.schema.common import Positive
+from headrace.frontend.schema.common import Nvext, Positive
 
 Block = dict[str, Any]
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
@@ -97,6 +97,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     session_id: Annotated[str, Meta(max_length=512)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
+    nvext: Nvext | None = None
 
 
 class CountRequest(PromptFields, kw_only=True):

@@ -118,5 +118,6 @@ def _sampling(request: MessagesRequest, chat: ChatRequest) -> None:
     chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     chat.cache_salt, chat.vllm_xargs = request.cache_salt, request.vllm_xargs
     chat.priority, chat.timeout = request.priority, request.timeout
+    chat.nvext = request.nvext
     user = request.metadata.user_id if request.metadata else None
     chat.session_id = request.session_id or user or None

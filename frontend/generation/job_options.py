@@ -8,6 +8,7 @@ from headrace.frontend.auth.caller import Caller, caller_of
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.routing_headers import Routing, routing_of
 from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.schema.common import Nvext
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import RequestClass
 
@@ -59,20 +60,28 @@ class JobOptions(TypedDict):
     session: str
     affinity: Literal["soft", "hard"]
     worker: str
+    ttft_target_s: float | None
+    itl_target_s: float | None
+    agent_priority: int | None
     require: list[str]
     prefer: dict[str, float]
 
 
 def job_options_of(
-    request: RequestOptions, exchange: HttpExchange, settings: FrontendSettings, *, session_id: str | None
+    request: RequestOptions,
+    exchange: HttpExchange,
+    settings: FrontendSettings,
+    *,
+    session_id: str | None,
+    nvext: Nvext | None = None,
 ) -> tuple[JobOptions, Routing]:
-    """Return the job options of a request. `session_id` is the body's. Raises BadRequest.
+    """Return the job options of a request. `session_id` and `nvext` are the body's. Raises BadRequest.
 
     Call it before the first job takes the request's own id.
     """
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
-    routing = routing_of(exchange, session_id=session_id)
+    routing = routing_of(exchange, session_id=session_id, nvext=nvext)
     caller = caller_of(exchange.scope)
     if caller is not None:
         _check_rights(caller, request, tier, routing)
@@ -85,6 +94,9 @@ def job_options_of(
         session=routing.session,
         affinity=routing.affinity,
         worker=routing.worker,
+        ttft_target_s=routing.ttft_target_s,
+        itl_target_s=routing.itl_target_s,
+        agent_priority=routing.agent_priority,
         require=routing.require,
         prefer=routing.prefer,
     )
@@ -97,6 +109,8 @@ def _check_rights(caller: Caller, request: RequestOptions, tier: Tier, routing: 
         caller.need("priority", f"service_tier {request.service_tier!r}")
     if request.priority:
         caller.need("priority", "the field priority")
+    if routing.agent_priority is not None:
+        caller.need("priority", "the field nvext.agent_hints.priority")
     if routing.worker or routing.require or routing.prefer:
         caller.need("direct", "choosing workers by headers")
     if routing.explain:

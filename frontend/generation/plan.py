@@ -117,7 +117,7 @@ def _jobs(
     stop = stops_of(request)
     guided = guided_of(request)
     beams = beams_of(request, card)
-    job_options, routing = job_options_of(request, exchange, settings, session_id=request.session_id)
+    job_options, routing = job_options_of(request, exchange, settings, session_id=request.session_id, nvext=request.nvext)
     extra = dict(request.vllm_xargs or {})
     if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
         extra["thinking_token_budget"] = request.thinking_token_budget

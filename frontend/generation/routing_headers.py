@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.schema.common import Nvext, RouterHints
 from headrace.jetstream.errors import SubjectError
 from headrace.jetstream.subjects import check_token
 
@@ -16,12 +17,15 @@ AFFINITY_HEADER = b"x-headrace-session-affinity"
 WORKER_HEADER = b"x-headrace-worker"
 REQUIRE_HEADER = b"x-headrace-require-labels"
 PREFER_HEADER = b"x-headrace-prefer-labels"
+TTFT_HEADER = b"x-headrace-ttft-target"
+ITL_HEADER = b"x-headrace-itl-target"
 EXPLAIN_HEADER = b"x-headrace-explain"
 DECISION_HEADER = b"x-headrace-decision"
 
 MAX_LABELS = 32
 MAX_LABEL = 64
 MAX_WEIGHT = 1000.0
+MAX_TARGET_MS = 1e9
 _SESSION = re.compile(r"[\x21-\x7e]{1,256}\Z")
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
@@ -37,14 +41,22 @@ class Routing(NamedTuple):
     require: list[str] = []
     prefer: dict[str, float] = {}
     explain: bool = False
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    agent_priority: int | None = None
 
 
-def routing_of(exchange: HttpExchange, *, session_id: str | None) -> Routing:
-    """Read the routing headers. A session header wins over the body's `session_id`. Raises BadRequest with header and value."""
+def routing_of(exchange: HttpExchange, *, session_id: str | None, nvext: Nvext | None = None) -> Routing:
+    """Read the routing headers. They win over the body's `session_id` and `nvext`. Raises BadRequest with header and value."""
     headers = exchange.headers
-    named = (SESSION_HEADER, AFFINITY_HEADER, WORKER_HEADER, REQUIRE_HEADER, PREFER_HEADER, EXPLAIN_HEADER)
-    if not any(name in headers for name in named):
+    named = (
+        *(SESSION_HEADER, AFFINITY_HEADER, WORKER_HEADER, REQUIRE_HEADER, PREFER_HEADER, EXPLAIN_HEADER),
+        *(TTFT_HEADER, ITL_HEADER),
+    )
+    if nvext is None and not any(name in headers for name in named):
         return Routing(session=session_id or "")
+    hints = (nvext.router if nvext is not None else None) or RouterHints()
+    agent = nvext.agent_hints if nvext is not None else None
     affinity = _affinity(exchange)
     session = _session(exchange, session_id)
     if affinity == "hard" and not session:
@@ -56,7 +68,22 @@ def routing_of(exchange: HttpExchange, *, session_id: str | None) -> Routing:
         require=list(_labels(exchange, REQUIRE_HEADER)),
         prefer=_preferred(exchange),
         explain=_switch(exchange, EXPLAIN_HEADER),
+        ttft_target_s=_target_s(exchange, TTFT_HEADER, hints.ttft_target),
+        itl_target_s=_target_s(exchange, ITL_HEADER, hints.itl_target),
+        agent_priority=agent.priority if agent is not None else None,
     )
+
+
+def _target_s(exchange: HttpExchange, name: bytes, hint_ms: float | None) -> float | None:
+    value, asked_ms = exchange.header(name), hint_ms
+    if value is not None:
+        try:
+            asked_ms = float(value)
+        except ValueError:
+            asked_ms = math.nan
+        if not 0 <= asked_ms <= MAX_TARGET_MS:
+            raise _bad(name, value, f"milliseconds from 0 to {MAX_TARGET_MS:g}")
+    return None if asked_ms is None else asked_ms / 1000.0
 
 
 def _session(exchange: HttpExchange, session_id: str | None) -> str:

@@ -57,6 +57,9 @@ async def plan_envelope(
         session=envelope.session,
         affinity=envelope.affinity,
         worker=envelope.worker,
+        ttft_target_s=envelope.ttft_target_s,
+        itl_target_s=envelope.itl_target_s,
+        agent_priority=envelope.agent_priority,
         require=envelope.require,
         prefer=envelope.prefer,
     )

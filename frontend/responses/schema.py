@@ -17,6 +17,7 @@ from headrace.frontend.schema.common import (
     Int64,
     MetadataKey,
     MetadataValue,
+    Nvext,
     Penalty,
     Positive,
     StructuredOutputs,
@@ -120,6 +121,7 @@ class ResponsesRequest(ConversationInput, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    nvext: Nvext | None = None
 
 
 class InputTokensRequest(ConversationInput, kw_only=True):

@@ -142,6 +142,7 @@ _SAME = (
 def _sampling(request: ResponsesRequest, chat: ChatRequest) -> None:
     for name in _SAME:
         setattr(chat, name, getattr(request, name))
+    chat.nvext = request.nvext
     chat.session_id = request.session_id or request.prompt_cache_key or None
     if wants_logprobs(request):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0

@@ -61,6 +61,29 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     whitespace_pattern: str | None = None
 
 
+TargetMs = Annotated[float, Meta(ge=0, le=1e9)]  # 0 is a target: it is always missed, so the soonest place is best
+
+
+class RouterHints(msgspec.Struct, kw_only=True):
+    """Dynamo's targets of a request, in milliseconds. The headers x-headrace-ttft-target and x-headrace-itl-target win."""
+
+    ttft_target: TargetMs | None = None
+    itl_target: TargetMs | None = None
+
+
+class AgentHints(msgspec.Struct, kw_only=True):
+    """Dynamo's hints of an agent. Those that are not listed are ignored."""
+
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # for overrides of a grid of fleets
+
+
+class Nvext(msgspec.Struct, kw_only=True):
+    """The fields of Dynamo's extension that have an effect."""
+
+    router: RouterHints | None = None
+    agent_hints: AgentHints | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """The fields of both APIs. `None` always means: not given."""
 
@@ -115,6 +138,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     session_id: Annotated[str, Meta(max_length=512)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; the header x-request-timeout-s wins
     vllm_xargs: dict[str, Any] | None = None
+    nvext: Nvext | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")] | None = None  # becomes part of the answer's id
     user: str | None = None  # checked, without effect, as are the fields below
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None

@@ -17,6 +17,7 @@ from headrace.broker.messages import (
     Decided,
     Explain,
     Explanation,
+    FleetDecision,
     Inspect,
     Inspection,
     PrefillDecision,
@@ -107,6 +108,8 @@ def explained(told: Decided) -> str:
         lines.insert(1, f"  the client's id is {told.name}")
     if told.prefill is not None:
         lines.append(f"  prompt computed {_prefilled(told.prefill)}")
+    if told.fleet is not None:
+        lines.append(f"  {_fleets(told.fleet)}")
     if not told.candidates:
         return "\n".join([*lines, "  no candidates\n"])
     rows = [["", "worker", "device", "host", "disk", "uncached", "pending", "running", "wait s", "cost s", ""]]
@@ -124,6 +127,15 @@ def _times(told: Decided) -> str:
 def _prefilled(decision: PrefillDecision) -> str:
     where = f"by {decision.worker or 'any prefill worker'}" if decision.remote else "by the worker that answers"
     return where + (f", reason {decision.reason}" if decision.reason else "")
+
+
+def _fleets(decision: FleetDecision) -> str:
+    targets = f"targets {decision.ttft_target_s:g} s to the first token, {decision.itl_target_s:g} s between two"
+    options = [
+        f"{one.fleet} {one.state}" + ("" if one.ttft_s < 0 else f" ({one.ttft_s:.3f} s, {one.itl_s:.3f} s)")
+        for one in sorted(decision.options, key=lambda one: one.rank)
+    ]
+    return f"fleet {decision.fleet}, reason {decision.reason}; {'; '.join([targets, *options])}"
 
 
 def _best_first(told: Decided) -> list[Candidate]:

@@ -5,6 +5,11 @@
     workers = 2
     engine_args = {dtype = "float32"}
 
+    [up.pools.dear]               # a further fleet of another pool: with the name that clients use for that one
+    served_name = "small"
+    fleet = "dear"
+    price = 4
+
 A pool has the settings of `worker`, and `mode` and the numbers of workers of `up`. What it does not give is as for the first
 pool, which is the one that `worker` and `up` describe; names, engine settings and numbers of workers are each pool's own.
 """
@@ -25,10 +30,10 @@ OF_UP = frozenset({"mode", "workers", "prefill_workers", "decode_workers", "enco
 """Settings of `up` that a pool may give."""
 NOT_SHARED = frozenset(
     {*(f"up.{name}" for name in OF_UP), "worker.served_name", "worker.aliases", "worker.engine_args", "worker.tool_parser"}
-    | {"worker.reasoning_parser"}
+    | {"worker.reasoning_parser", "worker.fleet", "worker.price"}
 )
 """Settings that a pool does not have from the first one: engines have parsers and settings under names of their own."""
-_FIXED = frozenset({"served_name", "name", "role", "pool", "metrics_port"})  # of a pool by its name, of a worker by `up`
+_FIXED = frozenset({"name", "role", "pool", "metrics_port"})  # of a pool by its name, of a worker by `up`
 
 
 def values_of_pool(pools: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
@@ -50,4 +55,6 @@ def values_of_pool(pools: Mapping[str, Any], name: str, source: str) -> dict[str
             known = {option.key.removeprefix("worker.") for option in section_options("worker")} - _FIXED | OF_UP
             raise SettingsError(f"{POOLS}.{name} ({source}): {field!r} is no setting of a pool{close_matches(field, known)}")
         values[key] = value
+    if "served_name" in given and not given.get("fleet"):
+        raise SettingsError(f"{POOLS}.{name} ({source}): a pool with a served_name is a fleet of that model: give it a fleet")
     return values

@@ -16,8 +16,16 @@ def every_pool(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """
     yield "", settings
     for name in settings[POOLS]:
-        if name == settings["worker.served_name"]:
-            raise SettingsError(
-                f"{POOLS}.{name} ({settings.source(POOLS)}): the first pool has that name; a pool is one engine"
-            )
-        yield name, settings.of_pool(name)
+        pool = settings.of_pool(name)
+        if pool["worker.served_name"] == settings["worker.served_name"]:
+            _check_fleets(name, settings, pool)
+        yield name, pool
+
+
+def _check_fleets(name: str, first: Settings, other: Settings) -> None:
+    """Raise SettingsError for a pool of the first one's model that is no fleet beside it."""
+    where = f"{POOLS}.{name} ({first.source(POOLS)})"
+    if not other["worker.fleet"]:
+        raise SettingsError(f"{where}: the first pool has that name; a pool is one engine, unless both are fleets (fleet)")
+    if first["worker.fleet"] in ("", other["worker.fleet"]):
+        raise SettingsError(f"{where}: the first pool serves that model, too: give it a fleet of its own (--fleet)")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.broker.messages import Candidate, Decided, Explanation, PrefillDecision
+from headrace.broker.messages import Candidate, Decided, Explanation, FleetDecision, PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
 from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
@@ -79,6 +79,7 @@ class LoggedDecision:
     predicted_ttft_s: float = 0.0
     snapshot: DecisionSnapshot | None = None
     prefill: PrefillDecision | None = None
+    fleet: FleetDecision | None = None
 
 
 class DecisionLog:
@@ -120,6 +121,7 @@ class DecisionLog:
                 predicted_ttft_s=placement.predicted_ttft_s,
                 snapshot=snapshot,
                 prefill=placement.prefill,
+                fleet=placement.fleet,
             )
         )
 
@@ -187,7 +189,8 @@ def _undecided(
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
     """Return, per column, the reason for which that worker may not take the request; empty if it may."""
-    if not request.worker and not request.require and not request.adapter:
+    anywhere = not request.worker and not request.require and not request.adapter
+    if anywhere and (not loads.least_context or request.longest <= loads.least_context):
         return tuple("draining" if load.info.draining else "" for load in loads)
     return tuple(why_not(request, load) for load in loads)
 
@@ -213,4 +216,5 @@ def _values(decision: LoggedDecision) -> dict[str, Any]:
         "predicted_ttft_s": round(decision.predicted_ttft_s, 6),
         "candidates": decision.snapshot.candidates() if decision.snapshot is not None else [],
         "prefill": decision.prefill,
+        "fleet": decision.fleet,
     }

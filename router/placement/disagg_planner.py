@@ -4,7 +4,7 @@ computed, with the reason (`prefill_costs.py` has the arithmetic)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from headrace.router.placement.disagg.transfer_times import TransferTimes
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting, WorkerInfo
-from headrace.router.placement.worker_view import WorkerView
+from headrace.router.placement.worker_view import Floats, Ints, WorkerView
 
 _RETRY_S = 5.0
 
@@ -127,9 +127,16 @@ class DisaggPlanner:
                     uncached = float(window.uncached[row.number, load.column])
                     found = computing(tokens, side, group, congestion)
                     if remote:
+                        if row.request.prefill_fleet and found.who[0] < 0:
+                            found = replace(found, who=np.array([self._soonest(tokens[0], group.prefill)]))
                         return self._remote(found, side, uncached)
                     return self._local(self._why_local(row.request, load, side, found, uncached, local), local)
         return self._local(self._why_never(load), local)
+
+    def _soonest(self, tokens: Floats, columns: Ints) -> int:
+        """Return the column of the prefill worker that is free first of those that may compute a prompt; -1 without one."""
+        able = [int(column) for column, found in zip(columns, tokens, strict=True) if np.isfinite(found)]
+        return min(able, key=lambda column: self.pool.ordered[column].free_s, default=-1)
 
     def _remote(self, found: Computing, side: PrefillView, uncached: float) -> DisaggPlan:
         column, wait_s = int(found.who[0]), float(found.wait_s[0])

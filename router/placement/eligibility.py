@@ -25,6 +25,8 @@ def lacks(request: Waiting, info: WorkerInfo) -> str:
         return f"no label {', '.join(sorted(missing))}"
     if request.adapter and request.adapter not in info.adapters:
         return f"no adapter {request.adapter}"
+    if info.context and request.longest > info.context:
+        return f"its context has {info.context} tokens"
     return ""
 
 
@@ -35,7 +37,8 @@ def comes(request: Waiting, loads: LoadTable) -> bool:
 
 def eligible_columns(request: Waiting, loads: LoadTable) -> list[int]:
     """List the columns of the workers that may take the request."""
-    if not request.worker and not request.require and not request.adapter:
+    anywhere = not request.worker and not request.require and not request.adapter
+    if anywhere and (not loads.least_context or request.longest <= loads.least_context):
         return [load.column for load in loads if not load.info.draining]
     return [load.column for load in loads if not why_not(request, load)]
 

@@ -206,15 +206,17 @@ class LoadTable(WorkerColumns[WorkerLoad]):
 
     def __init__(self) -> None:
         super().__init__(WorkerLoad)
+        self.fleets: tuple[str, ...] = ()  # of the workers, sorted
+        self.least_context = 0  # tokens that every worker takes, prompt and answer together; 0 = no worker says
 
     def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
         changed = super().put(info, speed)
-        self._note_alone()
+        self._note_workers()
         return changed
 
     def remove(self, worker: str) -> WorkerLoad | None:
         removed = self._remove(worker)
-        self._note_alone()
+        self._note_workers()
         return removed
 
     @property
@@ -222,7 +224,9 @@ class LoadTable(WorkerColumns[WorkerLoad]):
         """True where one worker, with all its ranks, is all that stays."""
         return len({worker_of(load.info.worker) for load in self if not load.info.draining}) == 1
 
-    def _note_alone(self) -> None:
+    def _note_workers(self) -> None:
+        self.fleets = tuple(sorted({load.info.fleet for load in self}))
+        self.least_context = min((load.info.context for load in self if load.info.context), default=0)
         alone = self.only_worker
         for load in self:
             load.alone = alone

@@ -16,9 +16,11 @@ import numpy as np
 from headrace.router.placement.costs import scalar_choice
 from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix
+from headrace.router.placement.fleets.choice import PREFERENCE_S
+from headrace.router.placement.fleets.chooser import FleetChooser
 from headrace.router.placement.settings import PolicyName, SchedulerSettings
 from headrace.router.placement.types import Waiting
-from headrace.router.placement.worker_view import WorkerView
+from headrace.router.placement.worker_view import Floats, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,18 @@ class KvPolicy:
     still predicted to start it at less cost than any that has room, and never beyond `max_wait_s`.
     """
 
-    def __init__(self, settings: SchedulerSettings, rng: random.Random) -> None:
+    def __init__(self, settings: SchedulerSettings, rng: random.Random, fleets: FleetChooser | None = None) -> None:
         self._settings = settings
         self._rng = rng
+        self._fleets = fleets
         self.passed_up = False  # in the last pick, a request could have been placed and waits for a better worker
 
     def pick(
         self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
     ) -> Pick | None:
         settings = self._settings
-        if scalar_choice.applies(len(group), workers, settings):
+        several = self._fleets is not None and self._fleets.several
+        if not several and scalar_choice.applies(len(group), workers, settings):
             chosen = scalar_choice.choose(group, window, workers, congestion, now_s, settings)
             self.passed_up = chosen.passed_up
             return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
@@ -60,16 +64,18 @@ class KvPolicy:
         settings = self._settings
         rows = window.numbers(group)
         table = costs(window, rows, workers, congestion, settings)
-        choice = np.where(table.free, table.choice, np.inf)
+        penalty = self._penalties(group, table, workers, now_s)
+        choice = np.where(table.free, table.choice + penalty, np.inf)
         every = np.arange(len(rows))
         column = choice.argmin(axis=1)
         here = table.here[every, column]
         possible = np.isfinite(choice[every, column])
-        best = table.cost.argmin(axis=1)
+        best = (table.cost + penalty).argmin(axis=1)
         age = now_s - window.arrived[rows]
         urgent = window.deadline[rows] - now_s < here + scalar_choice.DEADLINE_MARGIN_S
         aged = (age > settings.max_wait_s) | urgent
-        waits = ~table.open[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
+        ahead = (table.cost + penalty)[every, best] < (table.here + penalty)[every, column] - 1e-9
+        waits = ~table.open[every, best] & ahead & ~aged
         self.passed_up = bool((possible & waits).any())
         possible &= ~waits
         if not possible.any():
@@ -82,16 +88,24 @@ class KvPolicy:
         score[aged] -= scalar_choice.OUT_OF_TURN_S + age[aged]
         score[~possible] = np.inf
         at = int(score.argmin())
-        target = self._soften(table, at, int(column[at]))
+        target = self._soften(table, at, int(column[at]), penalty)
         return Pick(at, target, float(table.here[at, target]), bool(aged[at]), is_remote(table, at, target))
 
-    def _soften(self, table: Costs, at: int, column: int) -> int:
+    def _penalties(self, group: Sequence[Waiting], table: Costs, workers: WorkerView, now_s: float) -> Floats:
+        """Return the penalties of fleets that are not preferred; zeros where there is one."""
+        if self._fleets is None or not self._fleets.several:
+            return np.zeros((1, 1))
+        return self._fleets.penalties(group, table.ttft, table.service, workers, now_s)
+
+    def _soften(self, table: Costs, at: int, column: int, penalty: Floats) -> int:
         """Draw a worker with room if there is a temperature: p ∝ exp(-(cost - least) / ((most - least) × temperature))."""
         temperature = self._settings.temperature
         free = np.flatnonzero(table.free[at])
         if temperature <= 0 or len(free) < 2:
             return column
-        cost = table.choice[at, free]
+        cost = (table.choice + penalty)[at, free]
+        near = cost < cost.min() + PREFERENCE_S / 2  # of the preferred fleet
+        free, cost = free[near], cost[near]
         spread = cost.max() - cost.min()
         weights = np.exp(-(cost - cost.min()) / (spread * temperature)) if spread > 0 else np.ones(len(free))
         return int(self._rng.choices(free.tolist(), weights.tolist())[0])
@@ -143,11 +157,11 @@ def _least_loaded(columns: list[int], workers: WorkerView) -> int:
     return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))
 
 
-def make_policy(settings: SchedulerSettings, rng: random.Random) -> KvPolicy | SimplePolicy:
+def make_policy(settings: SchedulerSettings, rng: random.Random, fleets: FleetChooser | None = None) -> KvPolicy | SimplePolicy:
     """Make the policy that is set. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
     name: PolicyName = settings.policy
     if name == "kv":
-        return KvPolicy(settings, rng)
+        return KvPolicy(settings, rng, fleets)
     if name == "round-robin":
         return SimplePolicy(settings, _RoundRobin())
     if name == "random":

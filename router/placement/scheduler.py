@@ -20,6 +20,8 @@ from headrace.router.placement.decision_log import DecisionLog, explanation, rea
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.turn_queues import TurnQueues
+from headrace.router.placement.fleets.chooser import FleetChooser
+from headrace.router.placement.fleets.grid import FleetGrid
 from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.placements import local_plan, make_placement
@@ -42,7 +44,9 @@ _SOONEST_S = 0.001
 class Scheduler:
     """Decides placements. Times are seconds of one monotonic clock. Not for several threads."""
 
-    def __init__(self, settings: SchedulerSettings, view: CacheView, *, name: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, view: CacheView, *, name: str = "", seed: int = 0, grid: FleetGrid | None = None
+    ) -> None:
         self.settings = settings
         self.name = name
         self.routers: tuple[str, ...] = (name,)  # of this pool, this one included: all share what waits
@@ -59,7 +63,8 @@ class Scheduler:
         self._workers = WorkerRegistry(settings, self._loads, self.disagg, self._suspects.lost)
         self._presence = InteractivePresence(settings.batch_quiet_s)
         self._room = Room(settings, self._loads, self._queue, self._presence)
-        self._policy = make_policy(settings, self._rng)
+        self._fleets = FleetChooser(settings, self._loads, self._queue.predicted_output, grid)
+        self._policy = make_policy(settings, self._rng, self._fleets)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
 
@@ -67,17 +72,16 @@ class Scheduler:
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
         """Add a worker, or update one whose lease says something new: its role, for example."""
-        if self._workers.put(info, now_s):
-            self._columns_changed(now_s)
+        self._columns_changed(now_s, self._workers.put(info, now_s))
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Remove a worker. An unknown one is ignored. The movers take care of requests on their way there."""
-        if self._workers.remove(worker, now_s):
-            self._columns_changed(now_s)
+        self._columns_changed(now_s, self._workers.remove(worker, now_s))
 
     def set_routers(self, names: Iterable[str]) -> None:
         """Set the live routers of this pool; this one is always counted."""
         self.routers = tuple(sorted({*names, self.name}))
+        self._fleets.routers = len(self.routers)
         if len(self.routers) == 1:
             self._backoff.note_no_room(self._loads)
 
@@ -85,9 +89,10 @@ class Scheduler:
         """List the workers that get requests."""
         return self._loads.ordered
 
-    def _columns_changed(self, now_s: float) -> None:
-        self._window.columns_changed(now_s)
-        self._unplaceable.recheck()
+    def _columns_changed(self, now_s: float, changed: bool) -> None:
+        if changed:
+            self._window.columns_changed(now_s)
+            self._unplaceable.recheck()
 
     # Load.
 
@@ -111,6 +116,7 @@ class Scheduler:
         self._workers.on_event(event, now_s)
         if event.kind == "prefilled":
             self._queue.correct(event.id, uncached=event.uncached)
+            self._fleets.note_begun(event.id)
         elif event.kind == "settled":
             self._queue.settle(event.id, output=event.tokens)
 
@@ -140,6 +146,7 @@ class Scheduler:
         """Take a request into the window, or return its refusal. A request that waits already is left as it is."""
         if request.id in self._window:
             return None
+        request = self._fleets.directed(request)
         self._view.track(request.id, request.chain)
         overlaps = self._view.overlaps(request.id)
         row = self._window.add(request, overlaps, now_s)
@@ -294,7 +301,7 @@ class Scheduler:
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
-        placement = make_placement(request, load, overlap, plan, reason, now_s, kept=kept)
+        placement = self._fleets.explained(make_placement(request, load, overlap, plan, reason, now_s, kept=kept), load)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement
 

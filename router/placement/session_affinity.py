@@ -16,7 +16,9 @@ def prefer_session(
 ) -> tuple[int, bool]:
     """Return the session's own worker if it has room and costs little more, else the pick; and whether the prompt is remote."""
     column = row.session
-    if column < 0 or column == pick.column or not (workers.all_room[column] or workers.prefill is not None):
+    if column < 0 or column == pick.column or not window.same_fleet(column, pick.column):
+        return pick.column, pick.remote
+    if not (workers.all_room[column] or workers.prefill is not None):
         return pick.column, pick.remote
     table = costs(window, np.array([row.number]), workers, 0.0, settings)
     if not table.free[0, column]:

@@ -175,6 +175,21 @@ class SchedulerSettings:
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
     ageing: float = 0.01  # seconds of prefill that a second of waiting outweighs
+    ttft_target_s: Annotated[
+        float,
+        Setting(
+            "In a pool with several fleets: the time to first token that a request without a target of its own is to have.",
+            "--ttft-target",
+            least=0,
+            after="router.prefill_unready",
+        ),
+    ] = 1.0
+    itl_target_s: Annotated[
+        float,
+        Setting("Likewise: the time between two tokens.", "--itl-target", least=0),
+    ] = 0.1
+    target_margin: float = 0.1  # part of a time to first token that is kept back for errors of its prediction
+    stale_s: float = 2.0  # of a worker whose last report is older nothing is predicted
     session_slack: float = 0.25  # a session's worker may cost so much more (relative) and is still preferred
     no_worker_s: float = 10.0  # a request that no live worker may take is given up after so long
     turn_s: float = 0.003  # with several routers: how long the others leave a worker that has just got room to one of them
@@ -226,6 +241,7 @@ class SchedulerSettings:
         need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
         need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")
         need(0 <= self.batch_reserve < 1, "batch_reserve", self.batch_reserve, "from 0 to below 1")
+        need(0 <= self.target_margin < 1, "target_margin", self.target_margin, "from 0 to below 1")
         need(self.prefill_min_tokens >= 0, "prefill_min_tokens", self.prefill_min_tokens, "0 or more")
         for name in ("candidates", "explained"):
             need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
@@ -242,6 +258,7 @@ class SchedulerSettings:
             "prefill_wait_s",
             "handover_s",
             "handover_token_s",
+            "stale_s",
         ):
             need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
         for name in (
@@ -254,6 +271,8 @@ class SchedulerSettings:
             "temperature",
             "session_slack",
             "turn_s",
+            "ttft_target_s",
+            "itl_target_s",
             "prefill_itl_s",
             "prefill_disturbance",
             "prefill_late",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.broker.messages import Candidate, PrefillDecision
+from headrace.broker.messages import Candidate, FleetDecision, PrefillDecision
 from headrace.broker.messages.members import HELPERS
 from headrace.jetstream.subjects import BATCH_CLASSES
 
@@ -27,6 +27,9 @@ class WorkerInfo:
     kv_events: bool = True
     epoch: int = 0
     start_s: float = 0.0  # from the start of its process until it could serve, 0 = unknown
+    fleet: str = ""
+    price: float = 0.0
+    context: int = 0  # most tokens of prompt and answer together, 0 = unknown
     role: str = "aggregated"  # `prefill` owns no requests, `decode` may have its prompts computed by those that do only that
     handover: str = ""  # workers with equal words can hand KV blocks over; empty = not at all
 
@@ -64,9 +67,19 @@ class Waiting:
     session: str = ""
     affinity: Literal["soft", "hard"] = "soft"
     worker: str = ""  # directed to exactly this one
+    ttft_target_s: float | None = None  # None = the default
+    itl_target_s: float | None = None
+    agent_priority: int | None = None
+    failures: int = 0  # workers that it was moved away from because they failed
+    prefill_fleet: str = ""  # the fleet whose prefill workers are to compute its prompt; empty = any
     require: frozenset[str] = frozenset()
     prefer: Mapping[str, float] = field(default_factory=dict)
     suspect: bool = False  # by its history it may crash workers; its judge says whether it is a suspect
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of prompt and one answer together."""
+        return self.tokens + max(self.max_tokens, 1)
 
     @property
     def batch(self) -> bool:
@@ -98,6 +111,7 @@ class Placement:
     limit: int = 0  # of a suspect: its group limit
     crashes: int = 0
     kept: bool = False  # the worker may not preempt it
+    fleet: FleetDecision | None = None  # None in a pool with one fleet
 
     @property
     def remote(self) -> bool:

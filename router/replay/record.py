@@ -55,6 +55,10 @@ class Recorder:
             adapter=head.adapter,
             session=head.session,
             prefill=placement.prefill,
+            fleet=placement.fleet.fleet if placement.fleet is not None else "",
+            fleet_reason=placement.fleet.reason if placement.fleet is not None else "",
+            ttft_target_s=head.ttft_target_s,
+            itl_target_s=head.itl_target_s,
         )
         try:
             self._messaging.send(self._subject, encode(routed))

@@ -29,6 +29,7 @@ from typing import Any, Literal
 from headrace.broker.codec import decode
 from headrace.broker.messages import HistoryEntry, Record
 from headrace.broker.messages.base import Choices, Finite, JobId, Name, Small, Token, Tokens, UnixTime
+from headrace.broker.messages.requests import Target
 from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass
@@ -71,6 +72,9 @@ class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
     session: Name = ""
     affinity: Literal["soft", "hard"] = "soft"
     worker: Name = ""
+    ttft_target_s: Target | None = None
+    itl_target_s: Target | None = None
+    agent_priority: Small | None = None
     require: list[Name] = []
     prefer: dict[Name, Finite] = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from headrace.broker.messages import JobFault
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
+from headrace.router.session.fleet_metrics import count_decision
 from headrace.router.session.held_request import HeldRequest
 from headrace.router.session.placement_events import Announcer
 from headrace.router.session.prediction_accuracy import PredictionAccuracy
@@ -48,6 +49,8 @@ class PlacementOutcomes:
         metrics.PLACED.labels(placement.reason).inc()
         metrics.WAITED_S.observe(placement.waited_s)
         metrics.count_prefill(placement)
+        if placement.fleet is not None:
+            count_decision(self._state.window.pool, placement.fleet)
         self._accuracy.placed(placement)
         if self._record is not None:
             self._record(held, placement)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.broker.messages import JobEvent
+from headrace.broker.messages import FleetDecision, JobEvent
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
+from headrace.router.session.fleet_metrics import compare
 
 LIMIT = 20_000  # placements remembered
 
@@ -16,6 +17,7 @@ class _Prediction(NamedTuple):
     tokens: int
     arrived_s: float
     ttft_s: float
+    fleet: FleetDecision | None
 
 
 class PredictionAccuracy:
@@ -31,7 +33,7 @@ class PredictionAccuracy:
         """Remember the prediction of a placement."""
         request = placement.request
         self._open[request.id, request.attempt] = _Prediction(
-            placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s
+            placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s, placement.fleet
         )
         if len(self._open) > LIMIT:
             del self._open[next(iter(self._open))]
@@ -50,3 +52,5 @@ class PredictionAccuracy:
         metrics.TTFT_PREDICTED_S.observe(predicted.ttft_s)
         metrics.TTFT_ACTUAL_S.observe(actual_s)
         metrics.TTFT_ERROR_S.observe(abs(actual_s - predicted.ttft_s))
+        if predicted.fleet is not None:
+            compare(predicted.fleet, predicted_s=predicted.ttft_s, observed_s=actual_s)

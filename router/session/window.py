@@ -21,7 +21,7 @@ class RequestWindow:
     """All requests that one router holds, by stored message and by id."""
 
     def __init__(self, pool: str, *, ack_wait_s: float) -> None:
-        self._pool = pool
+        self.pool = pool
         self._ack_wait_s = ack_wait_s
         self._by_key: dict[tuple[bool, int], HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
@@ -35,7 +35,7 @@ class RequestWindow:
     def _gauge(self, request_class: str, tenant: str) -> Any:
         gauge = self._gauges.get((request_class, tenant))
         if gauge is None:
-            gauge = self._gauges[request_class, tenant] = metrics.WINDOW.labels(self._pool, request_class, tenant)
+            gauge = self._gauges[request_class, tenant] = metrics.WINDOW.labels(self.pool, request_class, tenant)
         return gauge
 
     def __len__(self) -> int:

@@ -30,6 +30,7 @@ MODULES = {  # module → the processes that count in it
     "frontend.gen_ai_metrics": "frontends; OpenTelemetry's names",
     "frontend.media.metrics": "frontends",
     "router.session.metrics": "routers",
+    "router.session.fleet_metrics": "routers",
     "router.kv_events.metrics": "routers",
     "workers.metrics": "workers",
     "workers.sim.metrics": "workers with the simulator",

@@ -25,6 +25,8 @@ class Costs:
     free: Bools  # eligible, and there is room now
     here: Floats  # by the way that would be gone now
     open: Bools  # there is room for the best way
+    ttft: Floats  # seconds from now to the first token, by the best way; infinite where the worker may not take it
+    service: Floats  # seconds of that in which the worker computes, if it computes the prompt itself
     remote: Bools | None = None  # the way that would be gone now is a prompt computed by a prefill worker
     work_s: Floats | None = None  # seconds of computing on that way
 
@@ -37,7 +39,8 @@ def costs(window: CostMatrix, rows: Ints, workers: WorkerView, congestion: float
     if workers.prefill is None:
         cost = np.where(eligible, workers.wait_s + service * (1.0 + congestion), np.inf)
         free = fits & workers.room
-        return Costs(cost, cost + service * (workers.unevenness - 1.0 + workers.disturbed), free, cost, free)
+        ttft = np.where(eligible, workers.wait_s + service, np.inf)
+        return Costs(cost, cost + service * (workers.unevenness - 1.0 + workers.disturbed), free, cost, free, ttft, service)
     return _both_ways(window, rows, workers, workers.prefill, congestion, settings, _Local(service, fits))
 
 
@@ -80,9 +83,19 @@ def _both_ways(
         free=local_free | remote_free,
         here=np.where(away, remote_here, local),
         open=open_,
+        ttft=np.minimum(
+            np.where(local_ok, workers.wait_s + service, np.inf), _least_remote(window, rows, side, eligible, settings)
+        ),
+        service=service,
         remote=away,
         work_s=np.where(away, remote_work, work * workers.token_s),
     )
+
+
+def _least_remote(window: CostMatrix, rows: Ints, side: PrefillView, eligible: Bools, settings: SchedulerSettings) -> Floats:
+    """Predict the time to first token by the best prefill worker, without what the prompt costs others."""
+    remote, _, _ = _remote(window, rows, side, 0.0, settings)
+    return np.where(eligible, remote, np.inf)
 
 
 def _must_be_remote(uncached: Floats, side: PrefillView, settings: SchedulerSettings) -> Bools:

@@ -123,6 +123,10 @@ class CostMatrix:
         for row in self.rows.values():
             self._fill(row, now_s)
 
+    def same_fleet(self, column: int, other: int) -> bool:
+        """Return whether the workers of two columns belong to one fleet."""
+        return self._loads.ordered[column].info.fleet == self._loads.ordered[other].info.fleet
+
     def numbers(self, requests: Sequence[Waiting]) -> Ints:
         rows = self.rows
         return np.fromiter((rows[request.id].number for request in requests), dtype=np.intp, count=len(requests))
@@ -148,8 +152,12 @@ class CostMatrix:
 
     def _fill_remote(self, row: CostRow) -> None:
         request, n = row.request, row.number
+        fleet = request.prefill_fleet
+        if fleet and all(load.info.fleet != fleet for load in self._prefill):
+            fleet = ""  # preferred, no filter
         for load in self._prefill:
             able = not request.adapter or request.adapter in load.info.adapters
+            able = able and (not fleet or load.info.fleet == fleet)
             overlap = row.overlaps.get(load.info.worker, NO_OVERLAP)
             self.remote[n, load.column] = uncached_tokens(request, overlap, self._tiers) if able else np.inf
 

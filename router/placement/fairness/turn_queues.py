@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from headrace.router.placement.fairness.fair_queue import ClassGroup, FairQueue
 from headrace.router.placement.fairness.settings import BATCH_RANKS, FairnessSettings
+from headrace.router.placement.fairness.virtual_tokens import MOST_TOKENS
 from headrace.router.placement.types import Waiting
 
 _NO_REQUESTS: frozenset[str] = frozenset()
@@ -127,6 +128,12 @@ class TurnQueues:
     def unplace(self, request: Waiting, *, tokens: float) -> None:
         """Take back the charge of a placement that did not happen, and let the request wait again in its old place."""
         (self.batch if request.batch else self.interactive).unplace(request, tokens=tokens)
+
+    def predicted_output(self, request: Waiting) -> float:
+        """Predict the tokens of the answer to a request."""
+        most = request.max_tokens or MOST_TOKENS
+        queue = self.batch if request.batch else self.interactive
+        return queue.accounts.predicted_output(request.tenant, request.request_class, most)
 
     def correct(self, request_id: str, *, uncached: float) -> None:
         """Replace the predicted prompt tokens of a charge by measured ones."""

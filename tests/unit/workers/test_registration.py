@@ -14,7 +14,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
-from headrace.workers.registration import build_card, build_member, refuse_mixed_engines, register_card
+from headrace.workers.registration import build_card, build_member, refuse_mixed_engines, register_card, with_longest_context
 from headrace.workers.settings import WorkerSettings
 
 INFO = EngineInfo(
@@ -79,15 +79,18 @@ async def test_a_worker_with_the_same_parsers_says_nothing() -> None:
 class Leases:
     """The bucket of leases, with one worker."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, fleet: str = "", longest: int = 0) -> None:
         self.engine = engine
+        self.fleet = fleet
+        self.longest = longest
 
     def bucket(self, name: str) -> Leases:
         return self
 
     async def entries(self, pattern: str) -> list[Any]:
-        assert pattern == "worker.p.>"
-        member = WorkerMember(worker="w-1", pool="p", model="m", role="aggregated", engine=self.engine, epoch=1)
+        assert pattern.startswith("worker.")
+        named: dict[str, Any] = {"worker": "w-1", "pool": "p", "model": "m", "engine": self.engine, "epoch": 1}
+        member = WorkerMember(**named, fleet=self.fleet, max_model_len=self.longest)
         return [type("Entry", (), {"value": encode(member)})()]
 
 
@@ -95,3 +98,24 @@ async def test_a_pool_that_another_engine_serves_is_refused_by_name() -> None:
     with pytest.raises(RegistrationRefused, match=r"pool p is served by vllm \(worker w-1\), and this worker runs sglang"):
         await refuse_mixed_engines(Leases("vllm"), Subjects("x"), pool="p", engine="sglang")  # type: ignore[arg-type]
     await refuse_mixed_engines(Leases("vllm"), Subjects("x"), pool="p", engine="vllm")  # type: ignore[arg-type]
+
+
+async def test_engines_may_differ_between_fleets_that_both_have_a_name_and_not_within_one() -> None:
+    for theirs, own in (("", "fast"), ("slow", ""), ("slow", "slow")):
+        with pytest.raises(RegistrationRefused, match="a --fleet of their own"):
+            await refuse_mixed_engines(
+                Leases("vllm", theirs),  # type: ignore[arg-type]
+                Subjects("x"),
+                pool="p",
+                engine="sglang",
+                fleet=own,
+            )
+    await refuse_mixed_engines(Leases("vllm", "slow"), Subjects("x"), pool="p", engine="sglang", fleet="fast")  # type: ignore[arg-type]
+
+
+async def test_the_card_has_the_context_of_the_fleet_with_the_longest_one() -> None:
+    own = card(ParserChoice())
+    leases: Any = Leases("vllm", "long", own.context_length + 1000)
+    for fleet, expected in (("short", own.context_length + 1000), ("long", own.context_length), ("", own.context_length)):
+        found = await with_longest_context(leases, Subjects("x"), own, fleet=fleet)
+        assert found.context_length == expected

@@ -62,6 +62,10 @@ async def test_the_session_of_the_body_counts_without_a_header() -> None:
         ("x-headrace-prefer-labels", "a=nan"),
         ("x-headrace-prefer-labels", "a=1e9"),
         ("x-headrace-explain", "please"),
+        ("x-headrace-ttft-target", "soon"),
+        ("x-headrace-ttft-target", "-1"),
+        ("x-headrace-ttft-target", "nan"),
+        ("x-headrace-itl-target", "inf"),
     ],
 )
 async def test_a_wrong_header_is_a_400_that_names_it_and_its_value(name: str, value: str) -> None:
@@ -109,3 +113,36 @@ def test_a_long_decision_is_cut_to_what_servers_take_and_says_so() -> None:
     told = json.loads(line)
     assert told["candidates"][0]["worker"] == "worker-0400"
     assert told["left_out"] + len(told["candidates"]) == 500
+
+
+async def test_targets_of_headers_and_of_the_body_reach_the_stored_message_and_headers_win() -> None:
+    ingress = FakeIngress()
+    nvext = {"router": {"ttft_target": 250, "itl_target": 0}, "agent_hints": {"priority": 7, "osl": 3}, "annotations": []}
+    await post(frontend(ingress).app, chat(nvext=nvext))
+    await post(frontend(ingress).app, chat(nvext=nvext), headers={"x-headrace-ttft-target": "0"})
+    await post(frontend(ingress).app, chat(), headers={"x-headrace-itl-target": "40"})
+    first, second, third = (job.envelope(judge="j", now=0.0, payload=b"", spill=None) for job in ingress.jobs)
+    assert (first.ttft_target_s, first.itl_target_s, first.agent_priority) == (0.25, 0.0, 7)
+    assert (second.ttft_target_s, second.itl_target_s) == (0.0, 0.0)
+    assert (third.ttft_target_s, third.itl_target_s, third.agent_priority) == (None, 0.04, None)
+
+
+@pytest.mark.parametrize("router", [{"ttft_target": -1}, {"itl_target": "soon"}, {"ttft_target": 1e10}])
+async def test_a_wrong_target_of_the_body_is_a_400_that_names_it(router: dict[str, object]) -> None:
+    ingress = FakeIngress()
+    call = await post(frontend(ingress).app, chat(nvext={"router": router}))
+    assert call.status == 400
+    assert next(iter(router)) in call.error["message"] + (call.error["param"] or "")
+    assert ingress.jobs == []
+
+
+async def test_targets_are_read_in_the_messages_and_in_the_responses_api_too() -> None:
+    nvext = {"router": {"ttft_target": 250}}
+    for path, body in (
+        ("/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "nvext": nvext}),
+        ("/v1/responses", {"model": MODEL, "input": "hi", "nvext": nvext}),
+        ("/v1/completions", {"model": MODEL, "prompt": "hi", "nvext": nvext}),
+    ):
+        ingress = FakeIngress()
+        await post(frontend(ingress).app, body, path=path)
+        assert [job.ttft_target_s for job in ingress.jobs] == [0.25], path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.messages import Candidate, Decided, Explanation, PrefillDecision
+from headrace.broker.messages import Candidate, Decided, Explanation, FleetDecision, FleetOption, PrefillDecision
 from headrace.commands.explain import chronology, explained
 
 TOLD = Explanation(id="r1", router="router-1", policy="kv", state="placed", worker="decode-1", reason="load")
@@ -57,3 +57,14 @@ def test_one_that_waits_has_no_prediction_and_the_client_s_id_is_shown() -> None
     text = explained(replace(TOLD, state="waiting", worker="", name="mine-1"))
     assert "the client's id is mine-1" in text
     assert "predicted" not in text
+
+
+def test_the_fleet_is_shown_with_the_predictions_of_the_others() -> None:
+    options = [
+        FleetOption(fleet="cheap", price=1.0, rank=1, state="late", ttft_s=2.0, itl_s=0.02, late_s=1.1),
+        FleetOption(fleet="dear", price=4.0, rank=0, state="meets", ttft_s=0.3, itl_s=0.01),
+        FleetOption(fleet="new", price=4.0, rank=2, state="unknown", ttft_s=-1.0, itl_s=-1.0, late_s=-1.0),
+    ]
+    fleet = FleetDecision(fleet="dear", reason="meets", ttft_target_s=1.0, itl_target_s=0.05, options=options)
+    line = "fleet dear, reason meets; targets 1 s to the first token, 0.05 s between two; dear meets (0.300 s, 0.010 s); "
+    assert line + "cheap late (2.000 s, 0.020 s); new unknown" in explained(replace(TOLD, fleet=fleet))

@@ -45,7 +45,8 @@ def test_a_pool_has_the_settings_of_the_first_but_for_names_numbers_and_engine_s
         ("x=5", r"a pool is a name and a table of settings.*not x=5"),
         ("x={oops}", r"a pool is a name and a table of settings"),
         ('x={"engin": "sim"}', r"up.pools.x .*'engin' is no setting of a pool; did you mean engine"),
-        ('x={"served_name": "y"}', r"'served_name' is no setting of a pool"),
+        ('x={"served_name": "y"}', r"up.pools.x .*: a pool with a served_name is a fleet of that model: give it a fleet"),
+        ('x={"served_name": "first", "fleet": "dear"}', r"up.pools.x .* give it a fleet of its own \(--fleet\)"),
         ('x={"role": "decode"}', r"'role' is no setting of a pool"),
         ('x={"engine": "vlm"}', r"worker.engine = 'vlm' \(up.pools.x\): expected one of"),
         ('x={"workers": -1}', r"up.workers = -1 \(up.pools.x\): the least is 0"),
@@ -96,3 +97,16 @@ def test_names_of_pools_and_tenants_keep_their_hyphens() -> None:
 def test_secrets_in_a_pools_engine_settings_are_masked() -> None:
     shown = up('x={"engine_args": {"hf_token": "abc", "dtype": "float32"}}').masked()["up.pools"]
     assert shown == {"x": {"engine_args": {"hf_token": "********", "dtype": "float32"}}}
+
+
+def test_a_pool_may_be_a_fleet_of_the_first_ones_model() -> None:
+    dear = 'dear={"served_name": "first", "fleet": "dear", "price": 4, "workers": 2}'
+    first = up(dear, worker__served_name="first", worker__fleet="cheap", worker__price="1")
+    (_, same), (name, second) = every_pool(first)
+    assert (same["worker.fleet"], same["worker.price"]) == ("cheap", 1.0)
+    assert (name, second["worker.served_name"], second["worker.fleet"], second["worker.price"]) == (
+        "dear",
+        "first",
+        "dear",
+        4.0,
+    )

@@ -1,0 +1,211 @@
+"""Fleets in a whole scheduler: late binding, moves both ways, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.broker.messages import FleetDecision
+from headrace.router.placement.fleets.grid import parse_grid
+from headrace.router.placement.scheduler import Scheduler
+from tests.support.router.placement_pool import BLOCK, Pool, chain
+from tests.unit.router.placement.fleets.test_grid import AGG, DISAGG
+
+PROMPT = chain(1, 20)  # 10,240 tokens: 0.43 s at the speed assumed
+
+
+def fleets(**settings: Any) -> Pool:
+    """A cheap worker `a` and a dear worker `b`, both idle."""
+    pool = Pool("", **settings)
+    pool.join("a", fleet="cheap", price=1.0)
+    pool.join("b", fleet="dear", price=4.0)
+    pool.report("a")
+    pool.report("b")
+    return pool
+
+
+def decision(pool: Pool) -> FleetDecision:
+    found = pool.placement().fleet
+    assert found is not None
+    return found
+
+
+def test_an_idle_cheap_fleet_gets_a_request_that_it_can_serve_in_time() -> None:
+    pool = fleets()
+    pool.offer("r", PROMPT, ttft_target_s=1.0)
+    found = decision(pool)
+    assert (found.fleet, found.reason, found.ttft_target_s) == ("cheap", "cheapest", 1.0)
+    assert {option.fleet: option.state for option in found.options} == {"cheap": "meets", "dear": "meets"}
+
+
+def test_a_request_that_the_cheap_fleet_would_serve_too_late_goes_to_the_dear_one() -> None:
+    pool = fleets()
+    pool.report("a", running=1, queued_prefill_tokens=24_000)
+    pool.offer("r", PROMPT, ttft_target_s=1.0)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("dear", "meets")
+
+
+def test_a_target_of_zero_goes_where_it_is_least_late() -> None:
+    pool = fleets()
+    pool.report("a", running=1, queued_prefill_tokens=1000)
+    pool.offer("r", PROMPT, ttft_target_s=0.0)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("dear", "least_late")
+
+
+def test_a_request_waits_for_the_cheap_fleet_while_that_is_in_time_and_takes_the_dear_one_when_it_is_not() -> None:
+    pool = fleets()
+    pool.report("a", running=1, queued_prefill_tokens=24_000)
+    pool.offer("r", PROMPT, ttft_target_s=3.0)
+    assert pool.placed() == {}, "the cheap worker is predicted to have room in a second"
+    pool.pass_time(1.0)
+    pool.report("a", running=1, queued_prefill_tokens=60_000)
+    pool.report("b")
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("dear", "meets")
+
+
+def test_a_request_that_waits_for_the_dear_fleet_takes_the_cheap_one_when_that_frees_up() -> None:
+    pool = fleets()
+    pool.report("a", running=8, queued_prefill_tokens=240_000)
+    pool.report("b", running=1, queued_prefill_tokens=24_000)
+    pool.offer("r", PROMPT, ttft_target_s=3.0)
+    assert pool.placed() == {}
+    pool.pass_time(0.2)
+    pool.report("a", running=0)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("cheap", "cheapest")
+
+
+def test_a_prefix_that_is_cached_in_the_cheap_fleet_makes_it_meet_the_target() -> None:
+    for cached, expected in ((False, "dear"), (True, "cheap")):
+        pool = fleets()
+        pool.report("a", running=1, queued_prefill_tokens=700)
+        if cached:
+            pool.holds("a", PROMPT)
+        pool.offer("r", PROMPT, ttft_target_s=0.5)
+        assert decision(pool).fleet == expected
+
+
+def test_a_worker_whose_report_is_old_is_not_taken_for_an_idle_one() -> None:
+    pool = fleets()
+    pool.pass_time(3.0)
+    pool.report("b", running=4)
+    pool.offer("r", PROMPT, ttft_target_s=1.0)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("dear", "meets")
+    assert {option.fleet: (option.state, option.ttft_s) for option in found.options}["cheap"] == ("unknown", -1.0)
+
+
+def test_a_fleet_that_is_gone_leaves_its_requests_to_the_other() -> None:
+    pool = fleets()
+    pool.report("a", running=1, queued_prefill_tokens=24_000)
+    pool.offer("r", PROMPT, ttft_target_s=3.0)
+    assert pool.placed() == {}
+    pool.scheduler.remove_worker("a", pool.now)
+    placement = pool.placement()
+    assert (placement.worker, placement.fleet) == ("b", None), "there is no choice any more"
+
+
+def test_a_burst_fills_the_cheap_fleet_as_far_as_the_target_allows_and_then_the_dear_one() -> None:
+    pool = fleets()
+    for n in range(12):
+        pool.offer(f"r{n}", chain(n + 1, 20), ttft_target_s=1.2)
+    placed: dict[str, str] = {}
+    for _ in range(100):
+        placed |= pool.placed()
+        pool.pass_time(0.05)
+        for worker in "ab":
+            load = next(load for load in pool.scheduler.workers() if load.info.worker == worker)
+            tokens = int(max(load.pending_tokens(pool.now) - 0.05 * 24_000, 0))
+            for request_id in list(load.entries):
+                pool.event("started", request_id, worker)
+            pool.report(worker, running=0, queued_prefill_tokens=tokens)
+    assert len(placed) == 12
+    assert set(placed.values()) == {"a", "b"}
+
+
+def test_a_request_that_is_too_long_for_a_fleet_goes_to_another_even_if_that_is_late() -> None:
+    pool = Pool("")
+    pool.join("a", fleet="short", price=1.0, context=4096)
+    pool.join("b", fleet="long", price=4.0, context=131_072)
+    pool.report("a")
+    pool.report("b")
+    pool.offer("r", PROMPT, max_tokens=100, ttft_target_s=0.0)
+    pool.offer("s", chain(2, 2), max_tokens=100, ttft_target_s=5.0)
+    assert pool.placed() == {"r": "b", "s": "a"}
+
+
+def test_a_pool_with_one_fleet_knows_nothing_of_targets() -> None:
+    pool = Pool("ab")
+    pool.offer("r", PROMPT, ttft_target_s=0.0)
+    assert pool.placement().fleet is None
+
+
+def test_what_is_said_of_a_decision_has_the_fleets_with_their_predictions() -> None:
+    pool = fleets()
+    pool.offer("r", PROMPT, name="mine")
+    pool.placed()
+    told = pool.scheduler.explain("mine", pool.now)
+    assert told is not None
+    assert told.fleet is not None
+    assert [option.price for option in told.fleet.options] == [1.0, 4.0]
+    assert all(option.ttft_s > 0 for option in told.fleet.options)
+
+
+def gridded(data: dict[str, Any], **settings: Any) -> Pool:
+    pool = Pool("", **settings)
+    pool.scheduler = Scheduler(pool.scheduler.settings, pool.view, name="r1", grid=parse_grid(data))
+    return pool
+
+
+def test_a_grid_names_the_fleet_and_one_without_workers_fails_no_request() -> None:
+    pool = gridded(AGG)
+    for worker, fleet in (("a", "fast"), ("b", "middle"), ("c", "slow")):
+        pool.join(worker, fleet=fleet)
+        pool.report(worker)
+    pool.offer("r", PROMPT, ttft_target_s=2.5, itl_target_s=0.09)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("slow", "grid")
+    pool.offer("s", PROMPT, ttft_target_s=2.5, itl_target_s=0.09, agent_priority=7)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("fast", "override")
+    pool.scheduler.remove_worker("c", pool.now)
+    pool.offer("t", PROMPT, ttft_target_s=2.5, itl_target_s=0.09)
+    found = decision(pool)
+    assert found.fleet == "middle"
+
+
+def test_a_request_that_failed_before_its_first_output_goes_to_the_next_faster_fleet_and_not_after_it() -> None:
+    pool = gridded({**AGG, "enable_priority_retry": True})
+    for worker, fleet in (("a", "fast"), ("b", "middle"), ("c", "slow")):
+        pool.join(worker, fleet=fleet)
+        pool.report(worker)
+    pool.offer("r", PROMPT, ttft_target_s=2.5, itl_target_s=0.09, failures=1)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("middle", "retry")
+    pool.event("prefilled", "s", "c")
+    pool.offer("s", PROMPT, ttft_target_s=2.5, itl_target_s=0.09, failures=1)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("slow", "grid")
+
+
+def test_a_grid_names_the_prefill_workers_of_a_prompt_as_well() -> None:
+    pool = gridded(DISAGG, prefill="always")
+    for worker, fleet in (("p", "p0"), ("q", "p1")):
+        pool.join(worker, role="prefill", handover="sim", fleet=fleet)
+    for worker, fleet in (("d", "d0"), ("e", "d1")):
+        pool.join(worker, role="decode", handover="sim", fleet=fleet)
+    for worker in "pqde":
+        pool.report(worker)
+    pool.offer("r", tokens=2 * BLOCK, ttft_target_s=0.9, itl_target_s=0.01)
+    placement = pool.placement()
+    assert placement.worker == "d"
+    assert placement.prefill is not None
+    assert placement.prefill.remote
+    assert placement.prefill.worker == "q"
+    pool.scheduler.remove_worker("q", pool.now)
+    pool.offer("s", tokens=2 * BLOCK, ttft_target_s=0.9, itl_target_s=0.01)
+    again = pool.placement()
+    assert again.prefill is not None
+    assert again.prefill.remote, "what a grid names is no filter"
