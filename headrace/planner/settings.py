@@ -1,0 +1,42 @@
+"""Settings of the planner."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from headrace.setting import Setting, check_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSettings:
+    """Targets, bounds and times of the planner. A cheap module: every command reads its declarations."""
+
+    mode: Annotated[
+        Literal["advise", "act"],
+        Setting("Whether it only says what it would do, or does it.", "--mode"),
+    ] = "advise"
+    ttft_s: Annotated[float, Setting("Time to the first token that requests shall have.", "--ttft", least=0.001)] = 2.0
+    itl_s: Annotated[float, Setting("Time between two tokens that requests shall have.", "--itl", least=0.001)] = 0.05
+    miss: Annotated[float, Setting("Share of requests that may miss the targets.", least=0.0001, most=0.5)] = 0.01
+    least: Annotated[
+        int,
+        Setting("Fewest workers of each role that a pool has. 0: it may go to none while nothing arrives.", "--least", least=0),
+    ] = 1
+    most: Annotated[int, Setting("Most workers of a pool, all roles together.", "--most", least=1)] = 8
+    tick_s: Annotated[float, Setting("Time between two decisions.", "--tick", least=0.1)] = 5.0
+    step_s: Annotated[float, Setting("Length of the steps in which arrivals are counted and forecast.", least=0.5)] = 15.0
+    season_s: Annotated[float, Setting("After this time demand is expected to be alike: a day.", least=10)] = 86400.0
+    start_s: Annotated[float, Setting("Time that a worker takes to start, until the first start was seen.", least=0.1)] = 60.0
+    down_s: Annotated[float, Setting("For so long fewer workers must have been enough before one leaves.", least=1)] = 90.0
+    idle_s: Annotated[float, Setting("Without a request for so long a pool goes to no worker, if `least` is 0.", least=1)] = (
+        600.0
+    )
+    fresh_s: Annotated[float, Setting("A load report that is older is not believed.", least=0.5)] = 5.0
+    confidence: Annotated[
+        float,
+        Setting("Quantile of the forecast that workers are planned for: higher ones cost workers.", least=0.5, most=0.999),
+    ] = 0.98
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.least > self.most:
+            raise ValueError(f"planner.least = {self.least} is more than planner.most = {self.most}")
