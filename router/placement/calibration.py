@@ -235,7 +235,7 @@ def _counted(counts: Counts, prefill_tokens: float, decodes: float) -> Counts:
 
 
 class Calibration:
-    """Keeps the models of all workers of a pool. A worker of which too little is known is assumed to be like the others.
+    """Keeps the models of all workers of a fleet. A worker of which too little is known is assumed to be like the others.
 
     The workers of a pool are compared with each other: one that is judged by what its engine does, beside one that is still
     judged by the settings, would be the cheaper one by orders of magnitude, whatever the other has in its cache. So would one

@@ -157,7 +157,7 @@ class Scheduler:
             queue=self._queue.interactive,
             pool=self._workers.pool_speed(len(self.routers), now_s),
             now_s=now_s,
-            service_s=uncached / self._workers.calibration.pool().prefill_tokens_per_s,
+            service_s=uncached / self._workers.prefill_tokens_per_s,
             crowded=self._crowded(request.tenant),
         )
         if shed is not None:

@@ -24,7 +24,8 @@ class WorkerRegistry:
     """Keeps the workers of one pool. Times are seconds of the scheduler's clock."""
 
     def __init__(self, settings: SchedulerSettings, loads: LoadTable, disagg: DisaggPlanner, lost: LostWorkers) -> None:
-        self.calibration = Calibration(settings.calibration)
+        self._settings = settings.calibration
+        self._calibrations: dict[str, Calibration] = {}  # by fleet: workers of one are alike, those of two are not
         self.recent = RecentWork(settings.balance_horizon)
         self._loads = loads
         self._disagg = disagg
@@ -42,7 +43,7 @@ class WorkerRegistry:
             self._lost.join()
         if known is not None and known.info.serves != info.serves:
             self._drop(info.worker, now_s)
-        speed = self.calibration.estimate(info.worker)
+        speed = self._calibration(info.fleet).estimate(info.worker)
         self._disagg.put_worker(info, speed)
         if info.serves:
             others = [load.info.worker for load in self._loads]
@@ -57,7 +58,8 @@ class WorkerRegistry:
             return False
         if load is not None and not load.info.draining:
             self._lost.lose(now_s, load.info.start_s)
-        self.calibration.remove(worker)
+        for calibration in self._calibrations.values():
+            calibration.remove(worker)
         self._disagg.remove_worker(worker)
         return True
 
@@ -70,11 +72,13 @@ class WorkerRegistry:
     def on_report(self, report: LoadReport, now_s: float) -> WorkerLoad | None:
         """Learn from a load report. Return the worker's load, or None if it gets no requests."""
         load = self._loads.get(report.worker)
-        if load is None and self._disagg.pool.get(report.worker) is None:
+        known = load or self._disagg.pool.get(report.worker)
+        if known is None:
             return None
-        if self.calibration.observe(report) and self.calibration.young:
-            self._set_speed_of_young()
-        speed = self.calibration.estimate(report.worker)
+        calibration = self._calibration(known.info.fleet)
+        if calibration.observe(report) and calibration.young:
+            self._set_speed_of_young(calibration)
+        speed = calibration.estimate(report.worker)
         if self._disagg.known:
             self._disagg.on_report(report, speed, now_s)
         if load is not None:
@@ -83,10 +87,22 @@ class WorkerRegistry:
             load.speed = speed
         return load
 
-    def _set_speed_of_young(self) -> None:
-        for worker in self.calibration.young:
+    def _set_speed_of_young(self, calibration: Calibration) -> None:
+        for worker in calibration.young:
             if (load := self._loads.get(worker)) is not None:
-                load.speed = self.calibration.estimate(worker)
+                load.speed = calibration.estimate(worker)
+
+    def _calibration(self, fleet: str) -> Calibration:
+        found = self._calibrations.get(fleet)
+        if found is None:
+            found = self._calibrations[fleet] = Calibration(self._settings)
+        return found
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """The rate of a worker of the quickest fleet; that of the settings while nothing is known."""
+        speeds = [calibration.pool() for calibration in self._calibrations.values()]
+        return max((speed.prefill_tokens_per_s for speed in speeds), default=self._settings.prefill_tokens_per_s)
 
     def placed_elsewhere(self, event: JobEvent, now_s: float) -> WorkerLoad | None:
         """Count a placement of another router. Return the worker's load, or None if it is unknown."""

@@ -209,3 +209,16 @@ def test_a_grid_names_the_prefill_workers_of_a_prompt_as_well() -> None:
     again = pool.placement()
     assert again.prefill is not None
     assert again.prefill.remote, "what a grid names is no filter"
+
+
+def test_the_speed_of_one_fleet_says_nothing_of_another() -> None:
+    pool = fleets()
+    for n in range(6):
+        pool.report("a", running=1, step_s=0.2 + 0.001 * n, step_decodes=1)
+        pool.report("b", running=1, step_s=0.01 + 0.0001 * n, step_decodes=1)
+    pool.offer("r", PROMPT, ttft_target_s=60.0, itl_target_s=0.05)
+    found = decision(pool)
+    assert (found.fleet, found.reason) == ("dear", "meets")
+    itl = {option.fleet: option.itl_s for option in found.options}
+    assert itl["cheap"] > 0.1
+    assert itl["dear"] < 0.03

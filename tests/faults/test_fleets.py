@@ -1,0 +1,131 @@
+"""Two fleets of one model under `headrace up`: a cheap slow one and a dear quick one, with two routers and real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import openai
+import pytest
+
+from headrace.commands.operating.control import live_workers
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.subjects import Subjects
+from tests.support.sim_streams import client_of, in_threads, wrong_with
+from tests.support.up_process import RunningUp
+
+pytestmark = pytest.mark.fault
+
+CHEAP = ("--fleet", "cheap", "--price", "1", "--workers", "2", "--engine-arg", 'timing_overrides={"decode_base_s": 0.02}')
+DEAR: dict[str, Any] = {
+    "served_name": "sim",
+    "fleet": "dear",
+    "price": 4,
+    "workers": 2,
+    "engine_args": {"mean_output_tokens": 0, "timing_overrides": {"decode_base_s": 0.002}},
+}
+CLIENTS = 6
+TOKENS = 40
+ANY_TIME = {"router": {"ttft_target": 60_000, "itl_target": 60_000}}
+QUICK = {"router": {"ttft_target": 60_000, "itl_target": 10}}
+
+
+def pids(up: RunningUp) -> dict[str, list[int]]:
+    """Fleet → process ids of its live workers."""
+
+    async def ask() -> dict[str, list[int]]:
+        names = Subjects()
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        found: dict[str, list[int]] = {}
+        async with await Connection.connect(options, subjects=names) as connection:
+            for member in await live_workers(connection, names):
+                found.setdefault(member.fleet, []).append(member.pid)
+        return found
+
+    return asyncio.run(ask())
+
+
+def two_fleets(start: Callable[..., RunningUp], *flags: str) -> RunningUp:
+    up = start("--served-name", "sim", *CHEAP, "--pool", f"dear={json.dumps(DEAR)}", "--routers", "2", *flags)
+    up.until("both fleets joined", lambda: {name: len(of) for name, of in pids(up).items()} == {"cheap": 2, "dear": 2})
+    up.until("the routers work", lambda: len(up.events("router.ready")) >= 2)
+    return up
+
+
+def decided(api: openai.OpenAI, nvext: dict[str, Any], number: int = 0, **headers: str) -> dict[str, Any]:
+    """What the router says of the fleet of one completion."""
+    raw = api.completions.with_raw_response.create(
+        model="sim",
+        prompt=[*range(200, 230), number],
+        max_tokens=8,
+        extra_body={"ignore_eos": True, "nvext": nvext},
+        extra_headers={"x-headrace-explain": "1", **headers},
+    )
+    found: dict[str, Any] = json.loads(raw.headers["x-headrace-decision"])["fleet"]
+    return found
+
+
+def test_targets_in_the_body_and_in_headers_choose_the_fleet_through_http(start: Callable[..., RunningUp]) -> None:
+    up = two_fleets(start)
+    with client_of(up) as api:
+        for number in range(30):  # the routers learn how long the steps of both are
+            decided(api, ANY_TIME, number)
+            decided(api, {"router": {"ttft_target": 0, "itl_target": 0}}, number)
+        cheap = decided(api, ANY_TIME)
+        assert (cheap["fleet"], cheap["reason"], cheap["ttft_target_s"]) == ("cheap", "cheapest", 60.0)
+        dear = decided(api, QUICK)
+        assert (dear["fleet"], dear["itl_target_s"]) == ("dear", 0.01)
+        assert dear["reason"] in ("meets", "least_late")
+        headed = decided(api, ANY_TIME, **{"x-headrace-itl-target": "10"})
+        assert headed["fleet"] == "dear", headed
+        with pytest.raises(openai.BadRequestError, match="ttft_target"):
+            decided(api, {"router": {"ttft_target": -1}})
+
+
+@pytest.mark.parametrize("fleet", ["cheap", "dear"])
+def test_no_request_fails_while_a_whole_fleet_is_dead_and_a_router_is_killed(
+    start: Callable[..., RunningUp], fleet: str
+) -> None:
+    up = two_fleets(start)
+    failures: list[str] = []
+    stop = threading.Event()
+    answered: list[int] = []
+
+    def ask(number: int) -> None:
+        nth = 0
+        with client_of(up) as api:
+            while not stop.is_set() and not failures:
+                nth += 1
+                if wrong := wrong_with(api, [*range(300, 340), 1000 + number, 2000 + nth], TOKENS):
+                    failures.append(wrong)
+                answered.append(number)
+
+    def goes_on(more: int) -> None:
+        before = len(answered)
+        up.until("requests are answered", lambda: bool(failures) or len(answered) >= before + more)
+        assert failures == []
+
+    killed: set[int] = set()
+
+    def kill_fleet() -> None:
+        for pid in set(pids(up).get(fleet, [])) - killed:
+            killed.add(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with in_threads(ask, CLIENTS, stop=stop.set):
+        goes_on(2 * CLIENTS)
+        kill_fleet()
+        os.kill(up.state()["routers"][0]["pid"], signal.SIGKILL)
+        for _ in range(4):
+            goes_on(CLIENTS)
+            kill_fleet()  # whatever `up` has started again
+        goes_on(2 * CLIENTS)
+    assert failures == []
+    assert len(killed) >= 2
