@@ -49,6 +49,7 @@ from headrace.frontend.pooling.embeddings import EmbeddingApi
 from headrace.frontend.pooling.routes import pooling_routes
 from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.request_audit.audited_app import AuditedApp, Notes
 from headrace.frontend.responses.api import ResponsesApi
 from headrace.frontend.responses.compaction import CompactionApi
 from headrace.frontend.responses.conversation_routes import ConversationRoutes
@@ -90,7 +91,7 @@ class Stores:
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
     Without `jobs` no answer can be durable or made in the background, without `uploads` and `batches` there are no routes over
-    files and batches, without `results` a picture has to fit into a frame.
+    files and batches, without `results` a picture has to fit into a frame. Without `notes` no audit records are made.
     """
 
     responses: ResponsePort | None = None
@@ -99,6 +100,7 @@ class Stores:
     uploads: UploadStore | None = None
     batches: Batches | None = None
     results: Results | None = None
+    notes: Notes | None = None
 
 
 def build_frontend(
@@ -214,8 +216,10 @@ def build_frontend(
     renderer = ApiRenderer(
         apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge, isolates=lambda: ring.isolates
     )
+    if (notes := stores.notes) is not None:
+        hot = {path: AuditedApp(app, notes, path) if isinstance(app, _Gate) else app for path, app in hot.items()}
     if tracer is not None:
-        hot = {path: TracedApp(app, tracer, path) if isinstance(app, _Gate) else app for path, app in hot.items()}
+        hot = {path: TracedApp(app, tracer, path) if isinstance(app, (_Gate, AuditedApp)) else app for path, app in hot.items()}
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False

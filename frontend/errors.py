@@ -26,6 +26,7 @@ HeadraceError
     ├── AddressUnavailable         at start: the port cannot be bound
     ├── SigningKeysUnusable        at start: the keys of the identity provider cannot be used
     ├── TracingUnusable            at start: spans cannot be sent to where they should be
+    ├── AuditUnusable              at start: what is to be redacted cannot be read
     ├── CertificateUnusable        at start: the certificate or its key cannot be loaded
     └── Translated                 an error of the broker or of NATS, made by `translate`
 
@@ -216,6 +217,10 @@ class SigningKeysUnusable(FrontendError, code="signing_keys_unusable"):
 
 class TracingUnusable(FrontendError, code="tracing_unusable"):
     """Spans cannot be sent: the address is none, or OpenTelemetry is not installed."""
+
+
+class AuditUnusable(FrontendError, code="audit_unusable"):
+    """The patterns of what is to be redacted in audit records cannot be read."""
 
 
 class CertificateUnusable(FrontendError, code="certificate_unusable"):

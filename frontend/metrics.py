@@ -107,6 +107,9 @@ class Metrics:
             ["outcome"],
             registry=r,
         )
+        self.audit_records = Counter(
+            "headrace_frontend_audit_records", "Records for the audit stream: written, dropped", ["outcome"], registry=r
+        )
         self.arriving_bytes = Gauge(
             "headrace_frontend_arriving_body_bytes", "Memory of bodies that are still arriving", registry=r
         )

@@ -39,6 +39,7 @@ from headrace.frontend.batches.frontend_batches import FrontendBatches
 from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.malloc import return_large
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.request_audit.build import audit_writer
 from headrace.frontend.serving import listen, listen_alone, serve
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.startup_app import StartupApp
@@ -150,6 +151,7 @@ class _Work:
             tokens = ring.tokens
             if tokens is not None:
                 await tokens.load()
+            writer = await audit_writer(work, topology, settings, front.metrics, frontend=ingress.id)
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -162,6 +164,7 @@ class _Work:
                     uploads=UploadStore(work, subjects, files),
                     batches=batches.service,
                     results=ResultObjects(work, subjects),
+                    notes=writer,
                 ),
                 adapters=AdapterClient(work, subjects),
                 ring=ring,
@@ -171,6 +174,8 @@ class _Work:
             share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
             watching_quotas = group.create_task(share.run(), name="quota_share")
             background = [running, looking, watching, watching_quotas]
+            if writer is not None:
+                background.append(group.create_task(writer.run(), name="audit"))
             if frontend.tracer is not None:
                 background.append(group.create_task(frontend.tracer.run(), name="traces"))
             if tokens is not None:

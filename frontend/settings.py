@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from headrace.setting import Setting, check_numbers, port_setting
 
+AUDIT_LEAVABLE = ("key", "client_id", "model", "workers", "request", "answer")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+\Z", re.IGNORECASE)
 
 
@@ -107,6 +108,21 @@ class FrontendSettings:
             most=1,
         ),
     ] = 0.1
+    audit: Annotated[
+        Literal["off", "metadata", "content"],
+        Setting(
+            "Record each generating request in the stream AUDIT: who, which model, tokens, times; content: what was said, too.",
+            "--audit",
+        ),
+    ] = "off"
+    audit_redact: Annotated[
+        str | None,
+        Setting("File of regular expressions, one a line: what they match is redacted in these records.", kind="path"),
+    ] = None
+    audit_leave_out: Annotated[
+        Sequence[str],
+        Setting("Fields that these records do not have: key, client_id, model, workers, request, answer.", metavar="FIELD,…"),
+    ] = ()
     # connections
     max_connections: Annotated[int, Setting("Most connections; at the limit idle ones are closed for new ones.", least=1)] = (
         4096  # without idle ones the new ones are refused
@@ -254,6 +270,9 @@ class FrontendSettings:
             raise ValueError("tls_key needs tls_cert")
         if self.jwt_keys is not None and not (self.jwt_issuer and self.jwt_audience):
             raise ValueError("jwt_keys needs jwt_issuer and jwt_audience, or tokens for other services would be taken")
+        for name in self.audit_leave_out:
+            if name not in AUDIT_LEAVABLE:
+                raise ValueError(f"audit_leave_out: {name!r} is none of {', '.join(AUDIT_LEAVABLE)}")
         for origin in self.cors_origins:
             if not _ORIGIN.match(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin such as https://app.example, without a path or *")

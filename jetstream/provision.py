@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from headrace.jetstream.client import Connection
+from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import NOT_READY, OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, TOO_FEW_SERVERS, ApiError
 from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamError, RequestTimeout, TooFewServers, TopologyError
 from headrace.jetstream.specs import StreamSpec
@@ -83,6 +84,22 @@ async def ensure_on_demand(connection: Connection, spec: StreamSpec) -> None:
     """Create a stream that is made on demand, if it is missing. Raises as `ensure_topology` does."""
     if await _info(connection, spec.name) is None:
         await ensure_streams(connection, [replace(spec, on_demand=False)])
+
+
+async def keep_stream(
+    connection: Connection, stream: str, *, max_age_s: float | None, max_bytes: int | None
+) -> tuple[float, int]:
+    """Give a stream another age or size; None leaves it. Returns what is in force, seconds and bytes. Raises TopologyError."""
+    info = await _info(connection, stream)
+    if info is None:
+        raise TopologyError(f"there is no stream {stream}")
+    changed = {} if max_age_s is None else {"max_age": wire.nanoseconds(max_age_s)}
+    changed |= {} if max_bytes is None else {"max_bytes": max_bytes}
+    try:
+        answer = await connection.api.call(f"STREAM.UPDATE.{stream}", {**info["config"], **changed})
+    except ApiError as error:
+        raise TopologyError(f"{stream} cannot be changed: {error}") from None
+    return answer["config"]["max_age"] / 1e9, answer["config"]["max_bytes"]
 
 
 async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
@@ -216,10 +233,10 @@ async def _is_right(connection: Connection, spec: StreamSpec) -> bool:
 
 
 def wanted_config(spec: StreamSpec, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an existing stream should be, with the size and the copies of its operator where these are the operator's."""
+    """Return what an existing stream should be: its size, age and copies are the operator's where the spec says so."""
     config = spec.config()
     if spec.operators_size:
-        config["max_bytes"] = info["config"]["max_bytes"]
+        config |= {name: info["config"][name] for name in ("max_bytes", "max_age")}
     if not spec.replicas:
         config["num_replicas"] = info["config"].get("num_replicas", 1)
     return config

@@ -42,7 +42,7 @@ class StreamSpec:
     allow_rollup_hdrs: bool = False
     deny_delete: bool = False
     no_ack: bool = False
-    operators_size: bool = False  # `max_bytes` is for the beginning: what an operator makes of it is left alone
+    operators_size: bool = False  # `max_bytes` and age are for the beginning: what an operator makes of them is left alone
     on_demand: bool = False  # made by the first process that uses it, because most deployments have no use for it
     counts: bool = False  # messages are additions to a number per subject; nats-server 2.12 or newer, else they are just stored
     replicas: int = 0  # copies in a cluster of servers; 0 for one at first, and whatever its operator makes of that

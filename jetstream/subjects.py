@@ -259,6 +259,7 @@ class Subjects:
             "RSP": f"{p}.rsp.{token}.*",
             "RESULT": f"{p}.result.{token}.*",
             "QUOTA": f"{p}.quota.{tenant_owner(token)}.*.*",
+            "AUDIT": self.audit_record(token),
         }
 
     def tenant_of(self, subject: str) -> str | None:
@@ -280,6 +281,14 @@ class Subjects:
     def audit(self) -> str:
         """Return the subject on which commands of operators are told to frontends, which write them into the audit log."""
         return f"{self.prefix}.audit"
+
+    def audit_record(self, tenant: str) -> str:
+        """Return the subject of what the audit stream keeps of a tenant's requests."""
+        return f"{self.prefix}.audit.{check_token(tenant, 'tenant')}"
+
+    def audit_records(self) -> str:
+        """Return the filter for the audit records of all tenants."""
+        return f"{self.prefix}.audit.*"
 
     def quota_open(self) -> str:
         """Return the subject on which frontends tell each other how many requests are open, by owner."""

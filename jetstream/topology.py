@@ -23,6 +23,7 @@ REQ_ACK_WAIT_S = 3.0
 JOB_ACK_WAIT_S = 6.0
 WORK_INACTIVE_S = 15 * 60.0
 
+AUDIT = "AUDIT"
 BLOCKS = "blocks"
 EMBEDDINGS = "embeddings"
 
@@ -59,6 +60,10 @@ class Topology:
     request_max_age_s: float = 8 * DAY_S  # each has a TTL of its own; a job's request may wait until the job's deadline
     result_max_age_s: float = 16 * DAY_S  # beyond `job_max_age_s` and the longest batch window together
     route_max_age_s: float = 2 * DAY_S
+    audit_bytes: int = (
+        256 * MIB
+    )  # records of requests: the oldest are removed; an operator may give more or less, as of the age
+    audit_max_age_s: float = 30 * DAY_S
     spill_bytes: int = 4096 * MIB  # payloads too large for a message, of all tenants
     spill_max_age_s: float = 8 * DAY_S  # each has a TTL of its own
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
@@ -174,6 +179,17 @@ class Topology:
                 replicas=self.replicas,
             ),
             StreamSpec(
+                name=s.stream(AUDIT),
+                subjects=(s.audit_records(),),
+                description="what was asked, by whom, and what it cost, where frontends record it",
+                max_bytes=self.audit_bytes,
+                max_age_s=self.audit_max_age_s,
+                duplicate_window_s=60.0,
+                operators_size=True,
+                on_demand=True,
+                replicas=self.replicas,
+            ),
+            StreamSpec(
                 name=s.stream("DLQ"),
                 subjects=(f"{p}.dlq.>", *self._advisories()),
                 description="dead letters, and the server's advisories about our own queues; the oldest make room",
@@ -278,6 +294,10 @@ class Topology:
     def all_streams(self) -> tuple[StreamSpec, ...]:
         """Return all streams, with those of buckets and object stores, and those that are made on demand."""
         return (*self.streams(), *(b.stream() for b in self.buckets()), *(o.stream() for o in self.object_stores()))
+
+    def audit(self) -> StreamSpec:
+        """Return the stream of audit records, which is made on demand."""
+        return next(spec for spec in self.streams() if spec.name == self.subjects.stream(AUDIT))
 
     def blocks(self) -> StreamSpec:
         """Return the stream of the object store of KV blocks, which is made on demand."""

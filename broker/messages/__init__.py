@@ -11,6 +11,7 @@ Times are Unix seconds (float), durations are seconds, token ids are u32, block 
 
 from __future__ import annotations
 
+from headrace.broker.messages.audit_records import AuditRecord
 from headrace.broker.messages.base import WIRE_VERSION, Record
 from headrace.broker.messages.control import (
     Abort,
@@ -127,6 +128,7 @@ __all__ = [
     "WIRE_VERSION",
     "Abort",
     "Answers",
+    "AuditRecord",
     "Beams",
     "Cancel",
     "CancelJob",

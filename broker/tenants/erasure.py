@@ -77,7 +77,7 @@ class TenantErasure:
             if place.is_theirs is not None:
                 for message in page:
                     deleted += await self._messaging.delete_message(place.stream, message.seq)
-        if place.is_theirs is None:
+        if place.is_theirs is None and not (place.on_demand and not await self._inventory.is_there(place)):
             deleted = await self._messaging.purge_stream(place.stream, subject=place.pattern)
         return deleted
 

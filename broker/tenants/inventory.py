@@ -19,9 +19,10 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.keys.records import KeyRecord
 from headrace.broker.keys.store import KeyStore
 from headrace.broker.messages import DeadLetter, Envelope, Routed, Unreadable
-from headrace.jetstream.errors import ObjectError
+from headrace.jetstream.errors import ObjectError, TopologyError
 from headrace.jetstream.ports import Entry, Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects, tenant_token
+from headrace.jetstream.topology import AUDIT
 
 PAGE = 1000  # messages that are read at once
 READS_AT_ONCE = 8
@@ -35,6 +36,7 @@ STREAMS = {
     "QUOTA": "usage",
     "DLQ": "dead_letters",
     "ROUTE": "placements",
+    "AUDIT": "audit_records",
 }
 BUCKETS = {
     "batches": ("batches", "{0}.*"),
@@ -55,6 +57,7 @@ class Place:
     stream: str
     pattern: str
     is_theirs: Callable[[bytes], bool] | None = None  # None: all that the filter has are the tenant's
+    on_demand: bool = False  # the stream need not be there
 
 
 class TenantInventory:
@@ -67,7 +70,9 @@ class TenantInventory:
         self.name = tenant
         self.tenant = tenant_token("" if tenant == "_" else tenant)
         named = subjects.of_tenant(self.tenant)
-        self.places = [Place(STREAMS[kind], subjects.stream(kind), pattern) for kind, pattern in named.items()]
+        self.places = [
+            Place(STREAMS[kind], subjects.stream(kind), pattern, on_demand=kind == AUDIT) for kind, pattern in named.items()
+        ]
         self.places.append(Place(STREAMS["DLQ"], subjects.stream("DLQ"), subjects.all_dead_letters(), self._of_letter))
         self.places.append(Place(STREAMS["ROUTE"], subjects.stream("ROUTE"), subjects.all_placements(), self._of_placement))
         self._keys = KeyStore(messaging, subjects)
@@ -88,11 +93,21 @@ class TenantInventory:
     async def messages(self, place: Place) -> AsyncIterator[list[StoredMessage]]:
         """Read the tenant's messages of a stream page by page, oldest first. Raises JetStreamError."""
         start = 1
+        if place.on_demand and not await self.is_there(place):
+            return
         while page := await self.messaging.subject_messages(place.stream, place.pattern, limit=PAGE, start_seq=start):
             start = page[-1].seq + 1
             theirs = page if place.is_theirs is None else [message for message in page if place.is_theirs(message.data)]
             if theirs:
                 yield theirs
+
+    async def is_there(self, place: Place) -> bool:
+        """Return whether the stream of a place has been made. Raises JetStreamError."""
+        try:
+            await self.messaging.stream_state(place.stream)
+        except TopologyError:
+            return False
+        return True
 
     async def entries(self, kind: str) -> list[Entry]:
         """Read the tenant's entries of a bucket. Raises JetStreamError."""

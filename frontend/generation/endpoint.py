@@ -28,6 +28,7 @@ from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, Ht
 from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
+from headrace.frontend.request_audit.policy import Content
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.tracing.names import operation
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
@@ -73,6 +74,9 @@ class GenerationEndpoint:
         try:
             body = await exchange.read_body(self._settings, json=not self._takes_form)
             self._metrics.body_bytes.series().observe(len(body))
+            content: Content | None = scope.get("headrace.content")
+            if content is not None:
+                content.asked(body)
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
                 self._metrics.prepare.series().observe(time.perf_counter() - began)
@@ -87,7 +91,9 @@ class GenerationEndpoint:
                 if plan.detached is not None:
                     await plan.detached(exchange, watch)
                 else:
-                    await self._answer(plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, story))
+                    await self._answer(
+                        plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, story, content)
+                    )
         except SlowReader:
             self._cut(exchange, plan)
         except ClientGone as gone:
@@ -279,9 +285,10 @@ class _Flow:
 class _Pace:
     """Measures the time to the first token and between tokens, as they are sent to the client."""
 
-    __slots__ = ("_first", "_gap", "_last", "began", "story")
+    __slots__ = ("_content", "_first", "_gap", "_last", "began", "story")
 
-    def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory) -> None:
+    def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory, content: Content | None = None) -> None:
+        self._content = content
         self.story = story
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
@@ -296,6 +303,8 @@ class _Pace:
         """Observe the time since the rows before these."""
         now = time.perf_counter()
         count = len(rows)
+        if self._content is not None:
+            self._content.answered(rows)
         gap = (now - self._last) / count
         if self._first is not None:
             self.story.first_token_s = now - self._last

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.cli.adapters import add_adapter
+from headrace.cli.audit import add_audit
 from headrace.cli.chaos import add_chaos
 from headrace.cli.chat import add_chat
 from headrace.cli.command_parser import CommandParser
@@ -95,6 +96,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "console": ("serve the view of a deployment in a browser", add_console),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
+    "audit": ("list or follow the records of requests, and say how long they are kept", add_audit),
     "tenant": ("export or delete all that is stored of a tenant", add_tenant),
     "init": ("make the logins of a deployment for a nats-server of your own", add_init),
     "steward": ("keep streams and make consumers for parts that log in with a role", add_steward),

@@ -199,6 +199,13 @@ TENANT = """examples:
 A tenant is named as its keys and headers name it; `_` is that of requests without one. The keys of a deleted tenant are revoked
 and stay listed. Not among it: logs, and what the nats-server's disk still holds of deleted messages."""
 
+AUDIT = """examples:
+  headrace audit ls --tenant acme --since 24
+  headrace audit follow --json                    with their content, where that is recorded
+  headrace audit keep --days 90 --mib 2048
+
+Frontends record requests only with --audit metadata or --audit content."""
+
 CHAOS = """examples:
   headrace chaos --minutes 3 --seed 7
   headrace chaos --mode disagg --fault 'prefill kill' --fault 'nats restart'

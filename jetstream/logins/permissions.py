@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headrace.jetstream.core.api import CONSUMER_CREATE
 from headrace.jetstream.logins.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
-from headrace.jetstream.topology import BLOCKS, EMBEDDINGS, Topology
+from headrace.jetstream.topology import AUDIT, BLOCKS, EMBEDDINGS, Topology
 
 RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
@@ -224,6 +224,8 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.keep("spill", "responses", "files", "results")
     for bucket in ("batches", "files", "records"):
         book.record(bucket, ">")
+    book.tell("audit.*")
+    book.on_demand(book.s.stream(AUDIT))
     # Stored jobs:
     book.tell("job.*.*", "rsp.*.*", "result.*.*", "jobev.*.*")
     book.scan("JOB", "RSP", "RESULT", "QUOTA")

@@ -106,7 +106,9 @@ class Steward:
         self._topology = topology
         self._tasks = tasks
         self._calls = PoolCalls(connection.api)
-        self._on_demand = {f"STREAM.CREATE.{spec.name}": spec for spec in (topology.blocks(), topology.embeddings())}
+        self._on_demand = {
+            f"STREAM.CREATE.{spec.name}": spec for spec in (topology.audit(), topology.blocks(), topology.embeddings())
+        }
 
     async def start(self) -> None:
         """Answer from now on, while the connection is open."""

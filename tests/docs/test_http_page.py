@@ -16,6 +16,7 @@ ELSEWHERE = frozenset(
         "address_unavailable",
         "certificate_unusable",
         "signing_keys_unusable",
+        "audit_unusable",
         "tracing_unusable",
         "model_served",
         "server_error",

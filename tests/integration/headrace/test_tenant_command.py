@@ -24,6 +24,7 @@ from headrace.broker.keys.records import KeyRecord
 from headrace.broker.keys.store import KeyStore
 from headrace.broker.keys.usage_counters import UsageCounters
 from headrace.broker.messages import (
+    AuditRecord,
     Cancel,
     DeadLetter,
     Envelope,
@@ -41,7 +42,7 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects, tenant_owner
-from headrace.jetstream.topology import Topology
+from headrace.jetstream.topology import AUDIT, Topology
 
 Command = Callable[..., Awaitable[int]]
 Stored = set[tuple[str, str, int, bytes]]
@@ -110,6 +111,9 @@ async def store_all(connection: Connection, subjects: Subjects, tenant: str) -> 
     broken = Unreadable(subject=subjects.req("p", "std", tenant), why="broken", data=secret.encode(), at=1.0)
     await connection.publish(subjects.dlq("p"), encode(broken))
     await connection.publish(subjects.dlq("p"), f"no letter, and no word of {SECRET}".encode())
+    await ensure_on_demand(connection, Topology(subjects).audit())
+    asked = AuditRecord(at=1.0, id=f"r-{tenant}", frontend="i", route="/v1/completions", tenant=tenant, request=secret)
+    await connection.publish(subjects.audit_record(tenant), encode(asked))
     placed = Routed(at=1.0, id=f"r-{tenant}", worker="w", tokens=1, tenant=tenant)
     connection.send(subjects.route("p"), encode(placed))
     await connection.barrier()
@@ -118,7 +122,7 @@ async def store_all(connection: Connection, subjects: Subjects, tenant: str) -> 
 async def all_stored(connection: Connection, subjects: Subjects) -> Stored:
     found: Stored = set()
     for spec in Topology(subjects).all_streams():
-        if spec.on_demand:
+        if spec.on_demand and spec.name != subjects.stream(AUDIT):
             continue
         for message in await connection.subject_messages(spec.name, ">", limit=100_000):
             found.add((spec.name, message.subject, message.seq, message.data))

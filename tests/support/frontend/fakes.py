@@ -25,6 +25,7 @@ from headrace.broker.messages import Explanation, Finish, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.app import Frontend, Stores, build_frontend
 from headrace.frontend.files.limits import file_limits
+from headrace.frontend.request_audit.audited_app import Notes
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import Subjects
 from tests.support.memory_store import MemoryMessaging
@@ -197,7 +198,9 @@ class FakeIngress:
         return answer
 
 
-def frontend(ingress: FakeIngress, messaging: MemoryMessaging | None = None, **settings: Any) -> Frontend:
+def frontend(
+    ingress: FakeIngress, messaging: MemoryMessaging | None = None, *, notes: Notes | None = None, **settings: Any
+) -> Frontend:
     """Files and batches are kept in memory; other stores there are none."""
     wishes = FrontendSettings(**settings)
     store: Any = messaging or MemoryMessaging()
@@ -206,7 +209,7 @@ def frontend(ingress: FakeIngress, messaging: MemoryMessaging | None = None, **s
     uploads = UploadStore(store, subjects, files, now=store.clock)
     records = BatchStore(store, subjects, keep_s=100.0)
     batches = Batches(records, StoredFiles(files), BatchSettings(), me="i-1", wall=store.clock)
-    return build_frontend(ingress, wishes, stores=Stores(uploads=uploads, batches=batches))
+    return build_frontend(ingress, wishes, stores=Stores(uploads=uploads, batches=batches, notes=notes))
 
 
 class Call:

@@ -37,6 +37,16 @@ def test_only_an_operator_changes_or_copies_streams(login: Login) -> None:
 
 
 @by_login
+def test_only_an_operator_reads_audit_records_and_only_frontends_write_them(login: Login) -> None:
+    for call in api_calls(TOPOLOGY):
+        if "HR_AUDIT" in call and not any(word in call for word in ("INFO", "CONSUMER.LIST")):
+            assert not allowed(published(login), call), call
+    assert not [one for one in permissions(TOPOLOGY, login).consumers if "AUDIT" in one]
+    assert not allowed(heard(login), "hr.audit.acme")
+    assert allowed(published(login), "hr.audit.acme") == (login.role == "ingress")
+
+
+@by_login
 def test_no_login_reaches_another_deployment_or_the_system(login: Login) -> None:
     other = Topology(Subjects("zz"))
     subjects = [
