@@ -40,7 +40,7 @@ def show_config(settings: Settings, *, as_json: bool) -> str:
         if table != section:
             lines += ["", f"[{table}]"]
             section = table
-        lines.append(f"{name} = {_toml(value)}  # {source}" if value is not None else f"# {name} is not set")
+        lines.append(f"{name} = {_toml(value)}  # {source}" if value not in (None, "") else f"# {name} is not set")
     return "\n".join(lines) + "\n"
 
 
