@@ -20,11 +20,13 @@ def add_streams(commands: Any, about: str) -> None:
 
 def add_bench(commands: Any, about: str) -> None:
     """Add `headrace bench` and its actions, whose modules are slow to import."""
+    from headrace.tools.peer_bench.command import add_compare
     from headrace.tools.replay_bench.command import add_replay
     from headrace.tools.serve_bench.command import add_serve
 
     actions = add_group(commands, "bench", about=about)
     add_serve(actions)
+    add_compare(actions)
     add_replay(actions)
 
 
