@@ -60,10 +60,12 @@ class WorkerLoad:
             self._yielding += 1
             self._yielding_blocks += blocks
 
-    def started(self, request_id: str, now_s: float) -> None:
+    def started(self, request_id: str, now_s: float) -> bool:
+        """Note that a request has started. Return False if nothing was known of it."""
         entry = self.entries.get(request_id)
         if entry is not None and entry.started_s is None:
             entry.started_s = now_s
+        return entry is not None
 
     def remove_entry(self, request_id: str) -> LoadEntry | None:
         entry = self.entries.pop(request_id, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from headrace.broker.messages import JobEvent, LoadReport
+from headrace.broker.messages import EventKind, JobEvent, LoadReport
 from headrace.router.placement.admission import PoolSpeed
 from headrace.router.placement.calibration import Calibration
 from headrace.router.placement.costs.cost import RecentWork
@@ -18,6 +18,7 @@ from headrace.router.placement.suspects.lost_workers import LostWorkers
 from headrace.router.placement.types import WorkerInfo
 
 _MOST_RUNNING = 65_536
+_MOST_EARLY = 8192  # seconds of events at full speed, and an announcement is late by milliseconds
 
 
 class WorkerRegistry:
@@ -31,6 +32,9 @@ class WorkerRegistry:
         self._disagg = disagg
         self._lost = lost
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
+        # What workers have told of requests that are in no load, by id and attempt: nothing orders their messages and those of
+        # other routers, so a request may have ended before its placement is announced.
+        self._early: OrderedDict[tuple[str, int], EventKind] = OrderedDict()
 
     # Leases.
 
@@ -109,12 +113,18 @@ class WorkerRegistry:
         load = self._loads.get(event.worker)
         if load is None:
             return None
+        self.recent.add(event.worker, event.uncached or event.tokens)
+        told = self._early.pop((event.id, event.attempt), None)
+        if told not in (None, "started", "prefilled"):  # it has ended
+            return load
         if event.prefill:
             load.place(event.id, tokens=0, blocks=0, now_s=now_s)
-            self._disagg.placed_elsewhere(event, now_s)
+            if told != "prefilled":
+                self._disagg.placed_elsewhere(event, now_s)
         else:
             load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
-        self.recent.add(event.worker, event.uncached or event.tokens)
+        if told is not None:
+            load.started(event.id, now_s)
         return load
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
@@ -122,7 +132,8 @@ class WorkerRegistry:
         if event.kind == "started":
             load = self._loads.get(event.worker)
             if load is not None:
-                load.started(event.id, now_s)
+                if not load.started(event.id, now_s):
+                    self._note_early(event)
                 self._running[event.id] = (event.worker, now_s)
                 while len(self._running) > _MOST_RUNNING:
                     self._running.popitem(last=False)
@@ -130,11 +141,19 @@ class WorkerRegistry:
         self._disagg.pool.close(event.id, now_s)
         if event.kind != "prefilled":
             self._ended(event, now_s)
+        elif (event.id, event.attempt) in self._early:
+            self._note_early(event)
+
+    def _note_early(self, event: JobEvent) -> None:
+        self._early[event.id, event.attempt] = event.kind
+        while len(self._early) > _MOST_EARLY:
+            self._early.popitem(last=False)
 
     def _ended(self, event: JobEvent, now_s: float) -> None:
         load, started = self._loads.get(event.worker), self._running.pop(event.id, None)
         if load is not None:
-            load.remove_entry(event.id)
+            if load.remove_entry(event.id) is None:
+                self._note_early(event)
             if event.kind == "settled" and started is not None and started[0] == event.worker:
                 load.note_residency(now_s - started[1])
 

@@ -51,8 +51,8 @@ class Pool:
         report = LoadReport(worker=worker, epoch=1, n=self.reports, at=self.now, **values)
         self.scheduler.on_report(report, self.now)
 
-    def event(self, kind: Any, request_id: str, worker: str, **fields: Any) -> None:
-        self.scheduler.on_event(JobEvent(kind, request_id, 1, worker, **fields), self.now)
+    def event(self, kind: Any, request_id: str, worker: str, attempt: int = 1, **fields: Any) -> None:
+        self.scheduler.on_event(JobEvent(kind, request_id, attempt, worker, **fields), self.now)
 
     def offer(self, request_id: str, blocks: Sequence[int] = (), **fields: Any) -> Any:
         values: dict[str, Any] = {"tokens": max(len(blocks) * BLOCK, 1), "block_size": BLOCK, "arrived_s": self.now, **fields}

@@ -80,6 +80,40 @@ def test_the_load_of_a_lost_request_expires_in_seconds() -> None:
     assert pool.placed() == {"r": "a"}
 
 
+def announced(pool: Pool, name: str) -> None:
+    pool.event("placed", name, "a", tokens=1, uncached=1, by="r2")
+
+
+def test_a_request_that_ended_before_another_router_announces_it_takes_no_slot() -> None:
+    pool = Pool("a")
+    for n in range(20):
+        pool.event("started", f"quick{n}", "a")
+        pool.event("settled", f"quick{n}", "a")
+        announced(pool, f"quick{n}")
+    pool.offer("r", tokens=10)
+    assert pool.placed() == {"r": "a"}
+
+
+def test_a_request_that_started_before_another_router_announces_it_counts_until_the_next_report() -> None:
+    pool = Pool("a")
+    for n in range(8):
+        pool.event("started", f"early{n}", "a")
+        announced(pool, f"early{n}")
+    pool.offer("r", tokens=10)
+    assert pool.placed() == {}, "they run"
+    pool.report("a", running=7)
+    assert pool.placed() == {"r": "a"}, "the report has them, and counts them once"
+
+
+def test_an_earlier_attempt_that_ended_says_nothing_of_the_next_one() -> None:
+    pool = Pool("a")
+    for n in range(8):
+        pool.event("moved", f"r{n}", "a")
+        pool.event("placed", f"r{n}", "a", attempt=2, tokens=1, uncached=1, by="r2")
+    pool.offer("r", tokens=10)
+    assert pool.placed() == {}
+
+
 def test_a_worker_whose_queue_was_full_recovers_with_its_next_report() -> None:
     pool = Pool("a")
     pool.offer("r", tokens=10)
