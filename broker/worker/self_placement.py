@@ -26,7 +26,7 @@ from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages import Envelope, HistoryEntry
+from headrace.broker.messages import Envelope, HistoryEntry, WorkerMember
 from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender
 from headrace.broker.worker.state import WorkerState
@@ -131,10 +131,13 @@ class SelfPlacer:
         )
 
     def _elsewhere(self, envelope: Envelope) -> str:
-        """Choose a worker for a request whose adapter this one lacks. Empty: this worker takes it, also to refuse it."""
-        if self._state.usable(envelope.adapter):
+        """Choose a worker for a request whose adapter this one lacks, or which is too long for its context.
+
+        Empty: this worker takes it, also to refuse it.
+        """
+        if self._state.usable(envelope.adapter) and _fits(self._state.member, envelope):
             return ""
-        having = self._members.having(self._state.pool, envelope.adapter)
+        having = [m for m in self._members.having(self._state.pool, envelope.adapter) if _fits(m, envelope)]
         return rendezvous_first(envelope.id, [m.worker for m in having if m.worker != self._state.worker]) or ""
 
     def _waits(self, envelope: Envelope) -> bool:
@@ -214,3 +217,8 @@ class SelfPlacer:
                 delivery.progress()
             self._state.forget_placed(self._loop.time())
             self.balance()
+
+
+def _fits(member: WorkerMember, envelope: Envelope) -> bool:
+    """Return whether prompt and answer of a request fit into a worker's context: those of two fleets may differ."""
+    return not member.max_model_len or envelope.tokens + max(envelope.max_tokens, 1) <= member.max_model_len

@@ -33,6 +33,16 @@ class EngineModel:
     decode_s: float = 0.000_08
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFleet:
+    """Workers of a pool that are alike, and what one of them costs for an hour."""
+
+    name: str = ""
+    price: float = 0.0
+    workers: int
+    model: EngineModel
+
+
 @dataclass(slots=True, kw_only=True)
 class ReplayJob:
     """A request on its way through an engine, and its outcome. Times are seconds, -1 = not yet."""

@@ -19,7 +19,7 @@ def worker_name(index: int) -> str:
     return f"worker-{index}"
 
 
-def worker_info(name: str, model: EngineModel) -> WorkerInfo:
+def worker_info(name: str, model: EngineModel, *, fleet: str = "", price: float = 0.0) -> WorkerInfo:
     """Describe a worker as its lease would."""
     return WorkerInfo(
         worker=name,
@@ -28,6 +28,8 @@ def worker_info(name: str, model: EngineModel) -> WorkerInfo:
         block_size=BLOCK_TOKENS,
         step_tokens=model.step_tokens,
         epoch=1,
+        fleet=fleet,
+        price=price,
     )
 
 
@@ -46,6 +48,7 @@ def waiting_of(job: ReplayJob, *, arrived_s: float | None = None, deadline_s: fl
         block_size=BLOCK_TOKENS,
         request_class=request.request_class,
         tenant=request.tenant,
+        ttft_target_s=request.ttft_target_s,
         arrived_s=arrived_s,
         deadline_s=arrived_s + deadline_s,
     )

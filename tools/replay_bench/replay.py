@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.tools.replay_bench.ceiling import Ceiling, ceiling
 from headrace.tools.replay_bench.classic import SWEEP, ClassicWeights
-from headrace.tools.replay_bench.engine import EngineModel
+from headrace.tools.replay_bench.engine import EngineModel, ReplayFleet
 from headrace.tools.replay_bench.measure import GOAL_TTFT_S, RunFacts, Summary, summarise
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.trace import Trace, accelerate
@@ -59,8 +59,7 @@ def replay(pool: ReplayPool, policy: Policy, *, rate: float, limit: Ceiling) -> 
     """
     world = World(
         trace=accelerate(pool.trace, rate),
-        model=pool.model,
-        workers=pool.workers,
+        fleets=(ReplayFleet(workers=pool.workers, model=pool.model),),
         make_router=policy.router,
         routers=pool.routers,
         seed=pool.seed,

@@ -34,6 +34,7 @@ class TraceRequest:
     chain: tuple[int, ...]
     request_class: str = "std"
     tenant: str = "_"
+    ttft_target_s: float | None = None  # by which a fleet is chosen
 
 
 @dataclass(frozen=True, slots=True)

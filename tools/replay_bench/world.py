@@ -17,7 +17,7 @@ from typing import Any
 from headrace.broker.messages import EventKind, JobEvent, LoadReport
 from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Placement, Shed
-from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
+from headrace.tools.replay_bench.engine import ModelledEngine, ReplayFleet, ReplayJob
 from headrace.tools.replay_bench.messages import (
     apply_changes,
     job_event,
@@ -56,6 +56,7 @@ class ReplayOutcome:
     predicted_ttft_s: float = -1.0
     predicted_uncached: int = -1
     reason: str = ""
+    fleet: str = ""  # where there is a choice
     shed: str = ""  # the code of its refusal, if it was shed
 
 
@@ -83,8 +84,7 @@ class World:
     """Simulates a pool. `run` replays a trace once; a world is used once."""
 
     trace: Trace
-    model: EngineModel
-    workers: int
+    fleets: tuple[ReplayFleet, ...]
     make_router: MakeRouter
     routers: int = 1
     seed: int = 0
@@ -134,17 +134,19 @@ class World:
 
     def _begin(self) -> None:
         rng = random.Random(f"deal {self.seed}")  # noqa: S311 - reproducible, not secret
-        self._engines = [ModelledEngine(self.model, index=n) for n in range(self.workers)]
+        members = [fleet for fleet in self.fleets for _ in range(fleet.workers)]
+        self._engines = [ModelledEngine(fleet.model, index=n) for n, fleet in enumerate(members)]
         self._reporting = [_Reporting() for _ in self._engines]
-        self._step_of = [0] * self.workers
-        self._names = [worker_name(n) for n in range(self.workers)]
+        self._step_of = [0] * len(members)
+        self._names = [worker_name(n) for n in range(len(members))]
         self._worker_of = {name: n for n, name in enumerate(self._names)}
         self._clocked = [_Clocked(self.make_router(f"router-{n}", self.seed * 1000 + n)) for n in range(self.routers)]
         for clocked in self._clocked:
             clocked.router.scheduler.set_routers(c.router.name for c in self._clocked)
-            for name in self._names:
-                clocked.router.view.add_worker(name, capacity_blocks=self.model.blocks)
-                clocked.router.scheduler.put_worker(worker_info(name, self.model), 0.0)
+            for name, fleet in zip(self._names, members, strict=True):
+                clocked.router.view.add_worker(name, capacity_blocks=fleet.model.blocks)
+                info = worker_info(name, fleet.model, fleet=fleet.name, price=fleet.price)
+                clocked.router.scheduler.put_worker(info, 0.0)
         self._open = len(self.trace.requests)
         for index, request in enumerate(self.trace.requests):
             outcome = ReplayOutcome(job=ReplayJob(index=index, request=request), router=rng.randrange(self.routers))
@@ -200,6 +202,7 @@ class World:
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.predicted_uncached = placement.uncached
         outcome.reason = placement.reason
+        outcome.fleet = placement.fleet.fleet if placement.fleet is not None else ""
         self._at(self._now_s + self.delays.place_s, self._submit, (outcome.job, self._worker_of[placement.worker]))
         if self.routers > 1:
             self._at(self._now_s + self.delays.event_s, self._deliver_event, placed_event(placement, by))

@@ -53,9 +53,10 @@ async def worker(
     step_s: float = 0.001,
     slots: int = 8,
     adapters: Sequence[str] = (),
+    context: int = 0,
 ) -> AsyncIterator[WorkerSession]:
     executor = ScriptedExecutor(step_s=step_s)
-    member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots, adapters=list(adapters))
+    member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots, adapters=list(adapters), max_model_len=context)
     deps = WorkerDeps(messaging=connection, subjects=subjects, settings=SessionSettings(slots=slots, timing=Timing()))
     session = WorkerSession(deps, member, EnginePorts(executor=executor))
     executor.session = session
@@ -176,6 +177,25 @@ async def test_a_request_waits_for_the_worker_that_has_its_adapter(connection: C
         async with worker(connection, subjects, "w2", adapters=["law"]):
             assert await collect(stream) == expected(request.id, 0, 5)
             await nothing_stored(connection, subjects)
+
+
+async def test_without_a_router_a_request_that_is_too_long_for_one_fleet_is_passed_to_another(
+    connection: Connection, subjects: Subjects
+) -> None:
+    """The worker with the short context would never answer what it takes."""
+    async with (
+        ingress(connection, subjects) as served,
+        worker(connection, subjects, "w1", context=16, step_s=60.0) as short,
+        worker(connection, subjects, "w2", context=64),
+    ):
+        await has_worker(served)
+        async with asyncio.timeout(20):
+            while len(short.members.serving_workers(POOL)) < 2:
+                await asyncio.sleep(0.01)
+        for _ in range(6):
+            request = job(40)
+            assert await collect(await served.submit(request)) == expected(request.id, 0, 40)
+        await nothing_stored(connection, subjects)
 
 
 async def test_a_cancelled_request_is_stopped_and_not_delivered_again(connection: Connection, subjects: Subjects) -> None:

@@ -296,6 +296,14 @@ CONFIGS = {
             config=SimConfig(noise=0.1, full=0.1),
         ),
         scenario(
+            "fleets",
+            Shape(wishes=leaving(10), workers=4, slots=2, routers=2, scheduler=real_scheduler, fleets=("cheap", "dear")),
+            faults=10,
+            kinds=["crash", "crash", "powercut", "freeze", "cut"],
+            config=SimConfig(noise=0.1, full=0.1),
+            victims=["W0", "W2", "W0", "W2", "R0", "R1"],  # a whole fleet, and routers
+        ),
+        scenario(
             "judgecut",
             Shape(wishes=leaving(6), workers=2, slots=6),
             faults=4,

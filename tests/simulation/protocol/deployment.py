@@ -106,7 +106,17 @@ class Deployment:
             wall=machine.wall,
             random_bits=machine.rng.getrandbits,
         )
-        member = WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots, start_s=self.shape.start_s)
+        fleets = self.shape.fleets
+        number = int(machine.name[1:]) % len(fleets)
+        member = WorkerMember(
+            worker=machine.id,
+            pool=POOL,
+            model="m",
+            slots=self.shape.slots,
+            start_s=self.shape.start_s,
+            fleet=fleets[number],
+            price=float(number),
+        )
         session = WorkerSession(deps, member, EnginePorts(executor=engine))
         engine.session = session
         self.workers[machine.id] = Worker(machine, session, engine)

@@ -29,6 +29,7 @@ class Shape:
     ingresses: int = 1
     routers: int = 0
     slots: int = 3
+    fleets: tuple[str, ...] = ("",)  # worker n belongs to the n-th, counted round; a later one costs more
     start_s: float = 0.0  # what the leases of workers say of their start
     shed: float = 0.0
     scheduler: Callable[[Machine, float], SchedulingPort] = random_scheduler

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Shed
-from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
+from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayFleet, ReplayJob
 from headrace.tools.replay_bench.policies import ALL, Policy
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, accelerate, read_trace
 from headrace.tools.replay_bench.world import Delays, World
@@ -15,6 +15,10 @@ from tests.support.router.replay_stand_ins import Late, PlainView, RoundRobin
 
 MODEL = EngineModel(blocks=8, slots=2, step_tokens=1024, prefill_rate=1024.0, base_s=0.5, decode_s=0.25)
 DELAYS = Delays(place_s=0.125, event_s=0.0625, kv_s=0.03125, report_s=0.5, heartbeat_s=4.0)
+
+
+def fleet(workers, model):
+    return (ReplayFleet(workers=workers, model=model),)
 
 
 class Listening(RoundRobin):
@@ -61,7 +65,7 @@ def trace(*requests):
 
 def world(trace, *, scheduler=Listening, view=ListeningView, workers=1, routers=1, **more):
     policy = Policy(name="round-robin", make_scheduler=scheduler, make_view=view)
-    return World(trace=trace, model=MODEL, workers=workers, make_router=policy.router, routers=routers, delays=DELAYS, **more)
+    return World(trace=trace, fleets=fleet(workers, MODEL), make_router=policy.router, routers=routers, delays=DELAYS, **more)
 
 
 def test_everything_arrives_after_its_delay():
@@ -186,7 +190,7 @@ def test_the_same_seed_gives_the_same_history_and_another_one_does_not():
     def history(seed):
         policy = Policy(name="kv", make_scheduler=Late, make_view=PlainView)
         outcomes = World(
-            trace=sample, model=EngineModel(blocks=200), workers=4, make_router=policy.router, routers=2, seed=seed
+            trace=sample, fleets=fleet(4, EngineModel(blocks=200)), make_router=policy.router, routers=2, seed=seed
         ).run()
         return [dataclasses.astuple(outcome) for outcome in outcomes]
 
@@ -198,7 +202,7 @@ def test_the_same_seed_gives_the_same_history_and_another_one_does_not():
 def test_the_real_policies_serve_everything(name):
     sample = accelerate(read_trace(SAMPLE, limit=60), 3.0)
     outcomes = World(
-        trace=sample, model=EngineModel(blocks=200), workers=4, make_router=Policy(name=name).router, routers=2, seed=1
+        trace=sample, fleets=fleet(4, EngineModel(blocks=200)), make_router=Policy(name=name).router, routers=2, seed=1
     ).run()
     assert all(o.job.end_s > o.job.first_s - 1e-9 > o.job.arrived_s > o.placed_s >= o.job.request.at_s for o in outcomes)
     assert len({o.job.worker for o in outcomes}) == 4
@@ -217,3 +221,20 @@ def test_engines_are_those_of_the_world():
         else:
             engine.end_step(engine.step_ends_s)
     assert [job.end_s for job in jobs] == [o.job.end_s for o in outcomes]
+
+
+def test_two_fleets_of_one_model_share_a_queue_and_each_request_has_its_fleet():
+    sample = accelerate(read_trace(SAMPLE, limit=200), 8.0)
+    targets = dataclasses.replace
+    sample = Trace(
+        sample.name, tuple(targets(one, ttft_target_s=30.0 if n % 2 else 0.3) for n, one in enumerate(sample.requests))
+    )
+    fleets = (
+        ReplayFleet(name="slow", price=1.0, workers=2, model=EngineModel(blocks=400, prefill_rate=8000.0)),
+        ReplayFleet(name="quick", price=4.0, workers=2, model=EngineModel(blocks=400)),
+    )
+    outcomes = World(trace=sample, fleets=fleets, make_router=Policy(name="kv").router, seed=1).run()
+    assert all(o.job.end_s > 0 for o in outcomes)
+    assert all((o.fleet == "slow") == (o.job.worker < 2) for o in outcomes)
+    strict, loose = (sum(o.fleet == "quick" for o in outcomes[n::2]) for n in (0, 1))
+    assert strict > loose
