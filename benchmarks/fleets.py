@@ -3,11 +3,11 @@
     .venv/bin/python -m benchmarks.fleets --trace mooncake.jsonl --rate 2
     .venv/bin/python -m benchmarks.fleets --trace AzureLLMInferenceTrace_code_2023.csv --rate 8 --limit 4000
 
-A *single* worker has one accelerator and price 1, a *wide* one four of them and price 4: it computes prompts three times as
-fast (three quarters of four times: what parallelism costs), and steps in half the time. A part of the requests, `--strict`,
-has the target `--ttft`, the others `--loose`. A deployment is good if the part `--attain` of each kind meets its target. The
-cheapest good number of workers is searched for single workers alone, wide ones alone, and both as two fleets; worker hours
-are the price of the workers times the duration of the replay. All have one queue and the same router.
+A *single* worker has one accelerator and price 1, a *wide* one four of them and price 4: it computes prompts `--efficiency`
+times four times as fast (the rest is what parallelism costs), and its steps take half the time. A part of the requests,
+`--strict`, has the target `--ttft`, the others `--loose`. A deployment is good if the part `--attain` of each kind meets its
+target. The cheapest good number of workers is searched for single workers alone, wide ones alone, and both as two fleets;
+worker hours are the price of the workers times the duration of the replay. All have one queue and the same router.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ from headrace.tools.replay_bench.trace import BLOCK_TOKENS, Trace, TraceRequest,
 from headrace.tools.replay_bench.world import ReplayOutcome, World
 
 SINGLE = EngineModel(blocks=2_000, prefill_rate=8_000.0, base_s=0.016, decode_s=0.000_08)
-WIDE = EngineModel(blocks=8_000, slots=256, prefill_rate=24_000.0, base_s=0.008, decode_s=0.000_03)
 WIDE_PRICE = 4.0
+
+
+def wide_model(efficiency: float) -> EngineModel:
+    """Four accelerators in one engine. `efficiency`: its prompts per second, over those of four engines."""
+    rate = SINGLE.prefill_rate * WIDE_PRICE * efficiency
+    return EngineModel(blocks=8_000, slots=256, prefill_rate=rate, base_s=0.008, decode_s=0.000_03)
+
+
 MOST = 128  # single workers that are tried
 
 
@@ -84,8 +91,9 @@ def with_targets(trace: Trace, *, strict: float, ttft_s: float, loose_s: float) 
 class Search:
     """Replays deployments and remembers how they went."""
 
-    def __init__(self, trace: Trace, *, ttft_s: float, attain: float) -> None:
+    def __init__(self, trace: Trace, *, ttft_s: float, attain: float, efficiency: float = 0.75) -> None:
         self._trace = trace
+        self._wide = wide_model(efficiency)
         self._ttft_s = ttft_s
         self._attain = attain
         self._found: dict[tuple[int, int], Found] = {}
@@ -95,7 +103,7 @@ class Search:
         if (single, wide) not in self._found:
             fleets = (
                 ReplayFleet(name="single", price=1.0, workers=single, model=SINGLE),
-                ReplayFleet(name="wide", price=WIDE_PRICE, workers=wide, model=WIDE),
+                ReplayFleet(name="wide", price=WIDE_PRICE, workers=wide, model=self._wide),
             )
             settings = {"limits.hopeless": False, "limits.window": 1_000_000}
             policy = Policy(name="kv", settings=settings)
@@ -150,13 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ttft", type=float, default=2.0)
     parser.add_argument("--loose", type=float, default=10.0)
     parser.add_argument("--strict", type=float, default=0.5)
+    parser.add_argument("--efficiency", type=float, default=0.75, help="of a wide worker, over four single ones")
     parser.add_argument("--attain", type=float, default=0.95)
     chosen = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     read = read_azure if chosen.trace.suffix == ".csv" else lambda path, limit: read_trace(path, limit=limit)
     trace = accelerate(read(chosen.trace, chosen.limit), chosen.rate)
     trace = with_targets(trace, strict=chosen.strict, ttft_s=chosen.ttft, loose_s=chosen.loose)
-    search = Search(trace, ttft_s=chosen.ttft, attain=chosen.attain)
+    search = Search(trace, ttft_s=chosen.ttft, attain=chosen.attain, efficiency=chosen.efficiency)
     one_kind = {
         "single": search.least(lambda n: (n, 0), MOST),
         "wide": search.least(lambda n: (0, n), MOST // 4),
