@@ -64,14 +64,15 @@ def _waiting(facts: DeploymentFacts) -> Iterator[Finding]:
 
 
 def _pools(workers: Sequence[WorkerFacts]) -> Iterator[Finding]:
-    engines: defaultdict[str, set[str]] = defaultdict(set)
+    engines: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # of two fleets they may differ
     for worker in workers:
-        engines[worker.pool].add(f"{worker.engine} {worker.engine_version}".strip())
-    for pool, found in sorted(engines.items()):
+        engines[worker.pool, worker.fleet].add(f"{worker.engine} {worker.engine_version}".strip())
+    for (pool, fleet), found in sorted(engines.items()):
         if len(found) > 1:
+            name = f"fleet {fleet} of pool {pool}" if fleet else f"pool {pool}"
             yield warning(
                 "deployment.engines",
-                f"pool {pool} mixes {', '.join(sorted(found))}",
+                f"{name} mixes {', '.join(sorted(found))}",
                 "an answer that moves between them may not continue exactly: finish the upgrade, or use two pools",
             )
 

@@ -49,6 +49,7 @@ def _worker(member: WorkerMember, answers: bool) -> WorkerFacts:
         engine_version=member.engine_version,
         host=member.host,
         handover=member.handover,
+        fleet=member.fleet,
         answers=answers,
     )
 

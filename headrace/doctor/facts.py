@@ -92,6 +92,7 @@ class WorkerFacts:
     engine_version: str = ""
     host: str = ""
     handover: str = ""
+    fleet: str = ""
     answers: bool = True
 
 

@@ -51,6 +51,14 @@ def test_each_fault_is_found_and_says_what_to_do(facts: DeploymentFacts, check: 
     assert finding.remedy
 
 
+def test_engines_may_differ_between_fleets_and_not_within_one() -> None:
+    one, other = replace(WORKER, fleet="a"), replace(WORKER, id="w-2", engine_version="2", fleet="b")
+    assert found(replace(GOOD, workers=(one, other))) == []
+    (finding,) = found(replace(GOOD, workers=(one, replace(other, fleet="a"))))
+    assert finding.check == "deployment.engines"
+    assert "fleet a of pool" in str(finding)
+
+
 def test_placed_work_of_a_worker_that_is_gone_is_an_error_and_its_empty_consumer_is_none() -> None:
     (finding,) = found(GOOD, work(ConsumerFacts(name="W_w-1"), ConsumerFacts(name="W_w-0", waiting=1, unacked=2)))
     assert finding.level == "error"
