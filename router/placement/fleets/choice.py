@@ -6,13 +6,13 @@ a penalty on the costs of all workers of a fleet and no filter: where nothing el
 
 For each request r and worker w, in seconds:
 
-    late(r, w) = age(r) + ttft(r, w) + queue(fleet of w) - target(r)
+    late(r, w) = max(age(r) + ttft(r, w) + queue(fleet of w) - target(r), 0)
     slow(r, w) = max(itl(w) - itl target(r), 0) × expected output of r
 
 `ttft` is the prediction that placement uses: the worker's queue, and the uncached prompt at the speed learnt from its reports.
 `itl` is a step with one more sequence, on the curve learnt likewise.  `queue` is what the requests before r in the window will
 take of that fleet: they are gone through by age, each goes to the fleet that it prefers, and its work counts for the next ones.
-A worker meets the targets with late ≤ 0 and slow = 0.  Of one whose load report is old, or that has sent none, nothing is
+A worker meets the targets with late + slow = 0.  Of one whose load report is old, or that has sent none, nothing is
 predicted: it is neither idle nor late, and comes after all of which something is known.
 """
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.router.placement.fleets.targets import Targets
-from headrace.router.placement.worker_view import Bools, Floats
+from headrace.router.placement.worker_view import Bools, Floats, Ints
 
 PREFERENCE_S = 1e5  # seconds of cost that set one fleet apart from the next: more than any prediction
 MEETS, LATE, UNKNOWN = 0, 1, 2
@@ -111,36 +111,65 @@ def prefer(
     `margin`: the part of a target that is kept back for errors of the prediction.
     """
     queues = FleetQueues(fleets, routers)
-    columns = [np.array(fleet.columns, dtype=np.intp) for fleet in fleets]
+    views = [_view(askers, forecast, fleet) for fleet in fleets]
     found = []
-    for asker, ttft, service in zip(askers, forecast.ttft, forecast.service, strict=True):
-        aim = Targets(asker.targets.ttft_s * (1.0 - margin), asker.targets.itl_s)
-        seen = [
-            _outlook(asker, aim, ttft[own] + queues.wait_s(n), forecast.itl[own], forecast.known[own])
-            for n, own in enumerate(columns)
-        ]
-        outlooks = [outlook for outlook, _ in seen]
+    for row, asker in enumerate(askers):
+        seen = [_outlook(view, row, asker, margin, queues.wait_s(n)) for n, view in enumerate(views)]
+        outlooks = tuple(outlook for outlook, _ in seen)
         ranks = _ranks(outlooks, fleets)
         first = ranks.index(0)
-        best, at = seen[first]
+        best, own_s = seen[first]
         if best.state != UNKNOWN:
-            own_s = float(service[columns[first][at]])
             queues.add(first, prefill_s=own_s, held_s=own_s + best.itl_s * asker.output)
-        found.append(Preference(ranks, tuple(outlooks)))
+        found.append(Preference(ranks, outlooks))
     return found
 
 
-def _outlook(asker: Asker, aim: Targets, ttft: Floats, itl: Floats, known: Bools) -> tuple[FleetOutlook, int]:
-    """Predict a request on the workers of one fleet. Return the best outlook, and which of them has it."""
-    usable = np.flatnonzero(known & np.isfinite(ttft))
-    if not len(usable):
-        return FleetOutlook(inf, inf, UNKNOWN, inf), 0
-    first, step = ttft[usable] + asker.age_s, itl[usable]
-    late = np.maximum(first - aim.ttft_s, 0.0) + np.maximum(step - aim.itl_s, 0.0) * max(asker.output, 1.0)
-    meets = late <= 0.0
-    at = int(np.where(meets, first, inf).argmin() if meets.any() else late.argmin())
-    outlook = FleetOutlook(float(first[at]), float(step[at]), MEETS if meets.any() else LATE, float(late[at]))
-    return outlook, int(usable[at])
+class _Candidate(NamedTuple):
+    """A worker for each request: seconds to the first token, between tokens, of tokens too late, and of computing."""
+
+    first_s: list[float]
+    itl_s: list[float]
+    slow_s: list[float]
+    service_s: list[float]
+
+
+class _FleetView(NamedTuple):
+    """The workers of a fleet that can be best for a request: the soonest that is not too slow, the least late of all."""
+
+    soonest: _Candidate
+    least_late: _Candidate
+
+
+def _view(askers: Sequence[Asker], forecast: Forecast, fleet: FleetState) -> _FleetView:
+    """Look at the workers of one fleet with all requests at once: a window has a hundred, and a decision looks at each."""
+    own = np.array(fleet.columns, dtype=np.intp)
+    first = forecast.ttft[:, own] + np.array([[asker.age_s] for asker in askers])
+    first = np.where(forecast.known[own], first, np.inf)
+    over = np.maximum(forecast.itl[own] - np.array([[asker.targets.itl_s] for asker in askers]), 0.0)
+    slow = over * np.array([[max(asker.output, 1.0)] for asker in askers])
+    service, every = forecast.service[:, own], np.arange(len(askers))
+
+    def candidate(at: Ints, first: Floats) -> _Candidate:
+        values = (first[every, at], forecast.itl[own][at], slow[every, at], service[every, at])
+        return _Candidate(*(value.tolist() for value in values))
+
+    in_time = np.where(slow > 0.0, np.inf, first)
+    return _FleetView(candidate(in_time.argmin(axis=1), in_time), candidate((first + slow).argmin(axis=1), first))
+
+
+def _outlook(view: _FleetView, row: int, asker: Asker, margin: float, queue_s: float) -> tuple[FleetOutlook, float]:
+    """Predict a request on a fleet behind a queue. Return the outlook, and the seconds in which an engine computes."""
+    aim_s = asker.targets.ttft_s * (1.0 - margin)
+    choice, late_s = view.soonest, view.soonest.first_s[row] + queue_s - aim_s
+    if late_s > 0.0:
+        other_s = max(view.least_late.first_s[row] + queue_s - aim_s, 0.0) + view.least_late.slow_s[row]
+        if other_s < late_s:
+            choice, late_s = view.least_late, other_s
+    first_s = choice.first_s[row] + queue_s
+    if first_s == inf:
+        return FleetOutlook(inf, inf, UNKNOWN, inf), 0.0
+    return FleetOutlook(first_s, choice.itl_s[row], MEETS if late_s <= 0.0 else LATE, max(late_s, 0.0)), choice.service_s[row]
 
 
 def _ranks(outlooks: Sequence[FleetOutlook], fleets: Sequence[FleetState]) -> tuple[int, ...]:
