@@ -82,7 +82,7 @@ class FleetDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """The fleet that a request was placed in, and why."""
 
     fleet: str
-    reason: str = ""  # cheapest, meets, least_late, unknown, overflow, trial; of a grid: grid, override, retry
+    reason: str = ""  # cheapest, meets, least_late, unknown, overflow, policy, trial; of a grid: grid, override, retry
     ttft_target_s: float = 0.0
     itl_target_s: float = 0.0
     options: list[FleetOption] = []

@@ -311,7 +311,7 @@ class Scheduler:
         overlap = self._verify(load.info.worker, request)
         wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
         plan = local_plan(request, load, overlap, workers, wait_s, decision="trial" if self.disagg.known else "")
-        placement = on_trial(make_placement(request, load, overlap, plan, "trial", now_s), suspect)
+        placement = self._fleets.on_trial(on_trial(make_placement(request, load, overlap, plan, "trial", now_s), suspect), load)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement
 

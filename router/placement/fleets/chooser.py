@@ -156,11 +156,19 @@ class FleetChooser:
         """Say in a placement of the last look which fleet it is in, and why, if there is a choice of fleets."""
         return replace(placement, fleet=self._decision(placement.request, load)) if self.several else placement
 
+    def on_trial(self, placement: Placement, load: WorkerLoad) -> Placement:
+        """Say in the placement of a suspect which fleet it is in. No fleet was chosen for it."""
+        return replace(placement, fleet=self._unchosen(placement.request, load, "trial")) if self.several else placement
+
+    def _unchosen(self, request: Waiting, load: WorkerLoad, reason: str) -> FleetDecision:
+        targets = self.targets(request)
+        return FleetDecision(fleet=load.info.fleet, reason=reason, ttft_target_s=targets.ttft_s, itl_target_s=targets.itl_s)
+
     def _decision(self, request: Waiting, load: WorkerLoad) -> FleetDecision:
         targets, preference = self.targets(request), self._preferences.get(request.id)
         chosen = load.info.fleet
-        if preference is None:  # placed on trial
-            return FleetDecision(fleet=chosen, reason="trial", ttft_target_s=targets.ttft_s, itl_target_s=targets.itl_s)
+        if preference is None:  # by a policy that knows no fleets
+            return self._unchosen(request, load, "policy")
         options = [
             FleetOption(
                 fleet=fleet.name,

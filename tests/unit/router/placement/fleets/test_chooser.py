@@ -222,3 +222,9 @@ def test_the_speed_of_one_fleet_says_nothing_of_another() -> None:
     itl = {option.fleet: option.itl_s for option in found.options}
     assert itl["cheap"] > 0.1
     assert itl["dear"] < 0.03
+
+
+def test_a_policy_without_fleets_says_so() -> None:
+    pool = fleets(policy="round-robin")
+    pool.offer("r", PROMPT)
+    assert decision(pool).reason == "policy"
