@@ -42,6 +42,7 @@ class FleetState:
     free_slots: int = 0
     slots: int = 0
     workers: int = 0  # of which something is known
+    open: int = 0  # of those, how many would take a prompt now
 
 
 class FleetOutlook(NamedTuple):
@@ -83,9 +84,10 @@ class FleetQueues:
         state, count = self._fleets[fleet], self._count[fleet]
         if not count or not state.workers:
             return 0.0
-        behind = max(count * self._routers - state.free_slots, 0) / count
-        slots_s = behind * self._held_s[fleet] / state.slots if state.slots else 0.0
-        return max(slots_s, self._prefill_s[fleet] * self._routers / state.workers)
+        waiting = count * self._routers  # each of them takes a free slot or an open worker first
+        slots_s = max(waiting - state.free_slots, 0) / count * self._held_s[fleet] / state.slots if state.slots else 0.0
+        engines_s = max(waiting - state.open, 0) / count * self._prefill_s[fleet] / state.workers
+        return max(slots_s, engines_s)
 
     def add(self, fleet: int, *, prefill_s: float, held_s: float) -> None:
         """Count a request that prefers this fleet: seconds of an engine for its prompt, and of a slot until its end."""

@@ -132,6 +132,7 @@ class FleetChooser:
             free_slots=sum(max(load.slots_left(0), 0) for load in counted),
             slots=sum(load.info.slots for load in counted),
             workers=len(counted),
+            open=sum(workers.all_room[load.column] for load in counted),
         )
 
     # The grid of a configuration for Dynamo's global router.

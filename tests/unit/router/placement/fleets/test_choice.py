@@ -87,6 +87,16 @@ def test_requests_before_one_in_the_window_count_as_queue_of_the_fleet_that_they
     assert (1, 0) in [one.ranks for one in found], "the cheap fleet is full of them before the eighth"
 
 
+def test_requests_for_which_workers_stand_open_are_no_queue() -> None:
+    wide = FleetState("cheap", 1.0, (0,), free_slots=64, slots=64, workers=8, open=8)
+    forecast = Forecast(
+        np.array([[0.9, 0.1]] * 12), np.array([[0.9, 0.1]] * 12), np.array([0.01, 0.01]), np.array([True, True])
+    )
+    found = prefer([Asker(TARGETS, 0.0, 1.0)] * 12, forecast, [wide, DEAR])
+    assert [one.ranks for one in found[:9]] == [(0, 1)] * 9
+    assert found[11].ranks == (1, 0)
+
+
 def test_fleets_of_one_price_that_both_meet_the_targets_leave_the_choice_to_cost() -> None:
     forecast = Forecast(np.array([[0.8, 0.1]]), np.array([[0.8, 0.1]]), np.array([0.01, 0.01]), np.array([True, True]))
     same = [CHEAP, FleetState("other", 1.0, (1,), free_slots=2, slots=2, workers=1)]
