@@ -31,6 +31,7 @@ from headrace.jetstream.errors import (
 )
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
+from headrace.jetstream.node_watch import NodeWatch
 from headrace.jetstream.objects.store import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
 from headrace.jetstream.pull import PullOptions, StreamPull
@@ -82,6 +83,8 @@ class Connection:
         connection._on_up(first=True)
         async with given_up_on_error(core, options):
             await check_server(core.info, connection.api, options)
+        if len(options.servers) > 1:
+            connection._start(NodeWatch(core, connection._mux, options, connection._inbox).run())
         return connection
 
     async def __aenter__(self) -> Self:

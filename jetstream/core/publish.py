@@ -45,7 +45,7 @@ class ServerReply(msgspec.Struct, frozen=True):
 class _Call:
     """A call that waits for an answer. `future` is replaced for every try of a publish."""
 
-    __slots__ = ("cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer")
+    __slots__ = ("asked_at", "cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer")
 
     def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
         self.subject = subject
@@ -53,7 +53,7 @@ class _Call:
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
         self.future: asyncio.Future[ServerReply] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.deadline = 0.0  # loop time
+        self.deadline = self.asked_at = 0.0  # loop time; not noted of a request that is answered by a client
         self.timed_out = False
 
     def fail(self, error: JetStreamError) -> None:
@@ -108,6 +108,10 @@ class Mux:
                 call.fail(NotConnected(f"the connection broke while waiting for an answer on {call.subject}"))
             else:
                 call.fail(_Disconnected())
+
+    def unanswered_s(self, now: float) -> float:
+        """Return how long the publish that waits longest has waited for its ack; 0 if none does."""
+        return max((now - call.asked_at for call in self._calls.values() if call.asked_at), default=0.0)
 
     def denied(self, text: str) -> None:
         """Fail the calls of a permission violation that the server has reported."""
@@ -170,7 +174,8 @@ class Mux:
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
         loop = self._loop
-        call.deadline = loop.time() + timeout_s
+        call.asked_at = loop.time()
+        call.deadline = call.asked_at + timeout_s
         call.timer = loop.call_at(call.deadline, self._expire_publish, call)
         try:
             ack = await self._publish(call)

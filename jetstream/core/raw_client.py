@@ -139,6 +139,13 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         async with asyncio.timeout(timeout_s):
             await pong
 
+    def ping(self, on_pong: Callable[[], None]) -> None:
+        """Send a PING; `on_pong` is called when it is answered, and never if the connection breaks before."""
+        pong: asyncio.Future[bool] = self._event_loop.create_future()
+        pong.add_done_callback(lambda answered: None if answered.cancelled() else on_pong())
+        self._pongs.append(pong)
+        self.send_now(PING_PROTO)
+
     # Receiving:
 
     def tap(self, subject: str, handler: RawHandler, *, queue: str = "") -> Tap:

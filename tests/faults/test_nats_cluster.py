@@ -17,7 +17,9 @@ from headrace.jetstream.errors import TooFewServers
 from headrace.jetstream.provision import ensure_topology, plan, remove_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from tests.support.nats_cluster import SIZE, NatsCluster
+from tests.faults.support.cluster_scene import AT_FIRST, Load, at_cluster, clients_at
+from tests.faults.support.scene import NAMES, Scene
+from tests.support.nats_cluster import SIZE, START_S, NatsCluster
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,13 +31,16 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nat
 
 
 async def have_copies(connection: Connection, topology: Topology, n: int) -> bool:
-    """True if every stream has `n` copies that are current, the leader's included."""
+    """True if every stream and every consumer has `n` copies that are current, the leader's included."""
     for spec in topology.all_streams():
         if spec.on_demand:
             continue
         info = await connection.api.call(f"STREAM.INFO.{spec.name}")
-        if 1 + sum(peer.get("current", False) for peer in info["cluster"].get("replicas") or ()) != n:
-            return False
+        consumers = await connection.api.call(f"CONSUMER.LIST.{spec.name}")
+        for one in (info, *(c for c in consumers.get("consumers") or () if c["config"].get("durable_name"))):
+            cluster = one.get("cluster") or {}
+            if not cluster.get("leader") or 1 + sum(p.get("current", False) for p in cluster.get("replicas") or ()) != n:
+                return False
     return True
 
 
@@ -59,6 +64,76 @@ async def test_one_setting_keeps_all_streams_three_times_and_parts_without_it_le
         await ensure_topology(connection, plain)  # a part that does not know the setting
         assert {p.action for p in await plan(connection, threefold)} == {"keep"}
         await remove_topology(connection, plain)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(cluster: NatsCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    async with at_cluster(tmp_path_factory.mktemp("deployment"), cluster) as running:
+        yield running
+
+
+async def test_a_running_deployment_gets_three_copies_of_everything_and_loses_nothing(
+    cluster: NatsCluster, scene: Scene
+) -> None:
+    """A stream that gets more copies confirms nothing for some seconds: new requests are refused then, as in an election."""
+    load = Load(scene, tokens=100)
+    await load.began()
+    told = await scene.command("streams", "apply", "--nats-replicas", str(SIZE))
+    assert "num_replicas: 1 → 3" in told
+    await until_copies(scene.connection, Topology(NAMES), SIZE)
+    await load.end()
+
+
+async def test_the_death_of_the_servers_that_lead_loses_and_repeats_nothing(cluster: NatsCluster, scene: Scene) -> None:
+    """One leads the leases of everybody; the other streams and JetStream itself may be led by it or by another."""
+    load = Load(scene, tokens=300)
+    await load.began()
+    server = cluster.named(await cluster.leader("KV_hr_members"))
+    server.kill()
+    await asyncio.sleep(10)
+    await server.start_async(timeout_s=START_S)
+    await load.end()
+    await until_copies(scene.connection, Topology(NAMES), SIZE)
+
+
+async def test_clients_of_a_server_in_the_minority_go_to_the_others(cluster: NatsCluster, scene: Scene) -> None:
+    cut_off = cluster.servers[0]
+    for name in AT_FIRST:  # where they were sent by what came before
+        scene.deployment.kill(scene.process(name))
+    await asyncio.sleep(0.5)
+    await scene.well()
+    assert clients_at(cut_off), "nobody to be cut off"
+    load = Load(scene, tokens=300)
+    await load.began()
+    cluster.cut_off_first()
+    await scene.until("everybody else has left", lambda: set(clients_at(cut_off)) <= {"None"}, 30)
+    await asyncio.sleep(8)
+    cluster.mend()
+    await load.end()
+    await until_copies(scene.connection, Topology(NAMES), SIZE)
+
+
+async def test_clients_leave_a_server_that_stands_still(cluster: NatsCluster, subjects: Subjects) -> None:
+    often = (cluster.urls[0],) * 30
+    async with await Connection.connect(ConnectOptions(servers=(*often, *cluster.urls)), subjects=subjects) as connection:
+        assert connection.core.info["server_name"] == "n1"
+        cluster.servers[0].pause()
+        try:
+            async with asyncio.timeout(30):
+                while not connection.connected or connection.core.info["server_name"] == "n1":
+                    await asyncio.sleep(0.1)
+            await connection.barrier()
+        finally:
+            cluster.servers[0].resume()
+
+
+async def test_replacing_one_server_after_the_other_is_not_noticed(cluster: NatsCluster, scene: Scene) -> None:
+    load = Load(scene, tokens=500)
+    await load.began()
+    for server in cluster.servers:
+        await until_copies(scene.connection, Topology(NAMES), SIZE)
+        await cluster.replace_in_lame_duck_mode(server)
+    await load.end()
 
 
 async def test_more_copies_than_a_cluster_has_servers_are_a_typed_error(

@@ -119,6 +119,7 @@ def _extra(n: int, port: int, advertise: str, routes: list[str]) -> str:
         f"server_name: n{n}",
         "lame_duck_duration: 30s",  # the shortest that there is; the rest of it is used by clients that are closed one by one
         "lame_duck_grace_period: 1s",
+        'write_deadline: "1s"',  # while a route is stuck in a partition, the server that writes to it handles nothing else
         "cluster {",
         "  name: headrace",
         f'  listen: "{HOST}:{port}"',

@@ -98,8 +98,7 @@ class ChaosDeployment:
         await self._scope.__aenter__()
         self.processes = self._plan()
         for process in self.processes:
-            process.link = await self._links.enter_async_context(NetworkProxy(HOST, self.server.port))
-            process.env = {**process.env, "HEADRACE_NATS_URL": process.link.url}
+            process.env = {**process.env, "HEADRACE_NATS_URL": await self._link(process)}
         self._tasks = [self._scope.spawn(self._keep_running(process), name=process.name) for process in self.processes]
         return self
 
@@ -177,6 +176,11 @@ class ChaosDeployment:
     async def frontends_ready(self) -> bool:
         answers = [await get(HOST, process.port, "/ready") for process in self.of_kind("frontend")]
         return all(status == 200 for status, _ in answers)
+
+    async def _link(self, process: Process) -> str:
+        """Open the link of a process to the NATS server. Returns the address that the process is given."""
+        process.link = await self._links.enter_async_context(NetworkProxy(HOST, self.server.port))
+        return process.link.url
 
     # -- running -----------------------------------------------------------------------------------------------------------
     async def _keep_running(self, process: Process) -> None:

@@ -1,0 +1,48 @@
+"""When a client checks the server of a cluster that it is connected to, and when it leaves it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.jetstream.node_watch import REST_MOST_S, SILENT_S, Suspicion, is_cut_off
+
+
+def test_an_answer_in_time_is_no_reason_to_check() -> None:
+    suspicion = Suspicion()
+    assert not suspicion.due(10.0, silent_s=0.0)
+    assert not suspicion.due(10.0, silent_s=SILENT_S - 0.01)
+    assert suspicion.due(10.0, silent_s=SILENT_S)
+
+
+def test_checks_that_find_nothing_become_rare_until_answers_come_again() -> None:
+    suspicion = Suspicion()
+    now, checks = 0.0, []
+    while now < 60.0:  # an election that does not end
+        if suspicion.due(now, silent_s=5.0):
+            checks.append(now)
+            suspicion.cleared(now, 1.0)
+        now += 0.25
+    assert checks[:4] == [0.0, 1.0, 3.0, 7.0]
+    assert all(b - a <= REST_MOST_S for a, b in zip(checks, checks[1:], strict=False))
+    assert not suspicion.due(now + REST_MOST_S, silent_s=0.0)
+    suspicion.cleared(now, 1.0)
+    assert suspicion.due(now + 1.0, silent_s=5.0), "it was well in between"
+
+
+@pytest.mark.parametrize(
+    ("reached", "answers", "leaves"),
+    [
+        ({"b": False, "c": False}, True, True),  # the minority of three
+        ({"b": True, "c": False}, True, False),  # the other one is cut off
+        ({"b": True, "c": True}, True, False),  # an election
+        ({"b": None, "c": None}, True, False),  # nobody to go to
+        ({"b": None, "c": False}, True, False),  # one down, a line broken between the two others: no side is larger
+        ({"b": False, "c": False}, False, True),  # it stands still
+        ({"b": False, "c": None}, False, True),
+        ({"b": None, "c": None}, False, False),
+        ({"b": True, "c": False, "d": False, "e": False}, True, True),  # two of five
+        ({"b": True, "c": True, "d": False, "e": False}, True, False),
+    ],
+)
+def test_a_server_is_left_only_for_a_larger_side(reached: dict[str, bool | None], answers: bool, leaves: bool) -> None:
+    assert is_cut_off(reached, answers=answers) is leaves
