@@ -5,7 +5,8 @@ nothing on. One that is frozen holds its connections open for many seconds. In b
 
 When the server answers no ping, or nothing about storing, the client asks the other servers of its setting for a second, short
 connection each, and sends messages there by way of its own server. Its own server is cut off if more of the others are alive
-and not reached than there are servers on its own side. During an election nothing is stored either, and no server is left for that.
+and not reached than there are servers on its own side. During an election nothing is stored either, and no
+server is left for that.
 """
 
 from __future__ import annotations

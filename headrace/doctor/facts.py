@@ -20,17 +20,22 @@ class PeerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerFacts:
-    """A consumer with its waiting and unacked messages, and its open pulls."""
+    """A consumer with its waiting and unacked messages, and its open pulls.
+
+    `copies` counts the servers of a cluster that know it, 0 where that does not matter: without a cluster, or of one that ends
+    with its reader.
+    """
 
     name: str
     waiting: int = 0
     unacked: int = 0
     open_pulls: int = 0
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """A stream as the server has it. `max_bytes` is -1 without a cap."""
+    """A stream as the server has it. `max_bytes` is -1 without a cap. `one_copy`: it should have no more than one."""
 
     name: str
     storage: str = "file"
@@ -40,6 +45,7 @@ class StreamFacts:
     replicas: int = 1
     leader: str = ""
     peers: tuple[PeerFacts, ...] = ()
+    one_copy: bool = False
     consumers: tuple[ConsumerFacts, ...] = ()
 
 

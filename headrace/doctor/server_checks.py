@@ -122,16 +122,23 @@ def _topology(facts: ServerFacts) -> Finding:
 
 
 def _replication(facts: ServerFacts) -> Finding:
-    single = [s for s in facts.streams if s.storage == "file" and s.replicas < 2]
+    single = [s for s in facts.streams if s.replicas < 2 and not s.one_copy]
+    double = [s.name for s in facts.streams if s.replicas == 2]
     if not facts.cluster:
         return ok("server.replication", "a single server: its disk is the only copy of what is stored")
     if single:
         return warning(
             "server.replication",
-            f"{len(single)} stored streams have one copy in the cluster {facts.cluster}",
-            "the loss of one server loses them: docs/operations.md says how to keep three",
+            f"{len(single)} streams have one copy in the cluster {facts.cluster}",
+            "the loss of one server loses them: `headrace streams apply --nats-replicas 3` keeps three",
         )
-    return ok("server.replication", f"every stored stream has copies in the cluster {facts.cluster}")
+    if double:
+        return warning(
+            "server.replication",
+            f"two copies in the cluster {facts.cluster} have {', '.join(double)}: they stop when one server is away",
+            "`headrace streams apply --nats-replicas 3` keeps three",
+        )
+    return ok("server.replication", f"every stream has copies in the cluster {facts.cluster}")
 
 
 def _peers(facts: ServerFacts) -> Iterator[Finding]:
@@ -139,6 +146,13 @@ def _peers(facts: ServerFacts) -> Iterator[Finding]:
         if not stream.peers:
             continue
         yield from _stream_peers(stream)
+        lacking = [c.name for c in stream.consumers if 0 < c.copies < stream.replicas]
+        if lacking:
+            yield error(
+                "server.peers",
+                f"{stream.name}: not on all servers of the stream are its consumers {', '.join(lacking)}",
+                "wait if copies were just added; else delete them: parts make them again",
+            )
 
 
 def _stream_peers(stream: StreamFacts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ async def _read_stream(connection: Connection, spec: StreamSpec, seen: _Seen) ->
     seen.timed(info.get("ts"), before_s, time.time())
     changes = differences(info["config"], wanted_config(spec, info))
     seen.plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
-    seen.streams.append(stream_facts(info, await _consumers(connection, spec.name, seen)))
+    facts = stream_facts(info, await _consumers(connection, spec.name, seen))
+    seen.streams.append(replace(facts, one_copy=spec.replicas == 1))
 
 
 def stream_facts(info: Mapping[str, Any], consumers: tuple[ConsumerFacts, ...]) -> StreamFacts:
@@ -166,6 +167,19 @@ def stream_facts(info: Mapping[str, Any], consumers: tuple[ConsumerFacts, ...]) 
     )
 
 
+def consumer_facts(info: Mapping[str, Any]) -> ConsumerFacts:
+    """Return a consumer as `CONSUMER.LIST` describes it."""
+    cluster = info.get("cluster") or {}
+    lasting = "name" in cluster and bool(info["config"].get("durable_name"))
+    return ConsumerFacts(
+        name=info["name"],
+        waiting=info.get("num_pending", 0),
+        unacked=info.get("num_ack_pending", 0),
+        open_pulls=info.get("num_waiting", 0),
+        copies=bool(cluster.get("leader")) + len(cluster.get("replicas") or ()) if lasting else 0,
+    )
+
+
 async def _consumers(connection: Connection, stream: str, seen: _Seen) -> tuple[ConsumerFacts, ...]:
     found: list[ConsumerFacts] = []
     while True:
@@ -175,14 +189,6 @@ async def _consumers(connection: Connection, stream: str, seen: _Seen) -> tuple[
             seen.denied.append(f"$JS.API.CONSUMER.LIST.{stream}")
             return tuple(found)
         listed = page.get("consumers") or []
-        found += [
-            ConsumerFacts(
-                name=consumer["name"],
-                waiting=consumer.get("num_pending", 0),
-                unacked=consumer.get("num_ack_pending", 0),
-                open_pulls=consumer.get("num_waiting", 0),
-            )
-            for consumer in listed
-        ]
+        found += [consumer_facts(consumer) for consumer in listed]
         if not listed or len(found) >= page.get("total", 0):
             return tuple(found)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from headrace.doctor.server_checks import check_server
+from headrace.doctor.server_facts import read_server
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import TooFewServers
@@ -82,6 +84,10 @@ async def test_a_running_deployment_gets_three_copies_of_everything_and_loses_no
     assert "num_replicas: 1 → 3" in told
     await until_copies(scene.connection, Topology(NAMES), SIZE)
     await load.end()
+    facts = await read_server(scene.connection, Topology(NAMES), monitoring_url=None)
+    assert {c.copies for s in facts.streams for c in s.consumers} == {0, SIZE}, "those of readers end with them"
+    found = [f for f in check_server(facts) if f.check in ("server.replication", "server.peers") and f.level != "ok"]
+    assert not found
 
 
 async def test_the_death_of_the_servers_that_lead_loses_and_repeats_nothing(cluster: NatsCluster, scene: Scene) -> None:

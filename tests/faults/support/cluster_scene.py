@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Load:
         self._stop.set()
         await asyncio.gather(*self._tasks)
         await self._scene.answered(*(asked for _, _, asked in self.short))
-        gap = max(b - a for asked in self.streams for a, b in zip(asked.came, asked.came[1:], strict=False))
+        gap = max(b - a for asked in self.streams for a, b in pairwise(asked.came))
         slowest = max(took for _, took, _ in self.short)
         print(
             f"longest pause of a stream {gap:.2f} s, slowest of {len(self.short)} short requests {slowest:.2f} s, "

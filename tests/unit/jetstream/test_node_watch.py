@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from headrace.jetstream.node_watch import REST_MOST_S, SILENT_S, Suspicion, is_cut_off
@@ -23,7 +25,7 @@ def test_checks_that_find_nothing_become_rare_until_answers_come_again() -> None
             suspicion.cleared(now, 1.0)
         now += 0.25
     assert checks[:4] == [0.0, 1.0, 3.0, 7.0]
-    assert all(b - a <= REST_MOST_S for a, b in zip(checks, checks[1:], strict=False))
+    assert all(b - a <= REST_MOST_S for a, b in pairwise(checks))
     assert not suspicion.due(now + REST_MOST_S, silent_s=0.0)
     suspicion.cleared(now, 1.0)
     assert suspicion.due(now + 1.0, silent_s=5.0), "it was well in between"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.doctor.facts import AccountLimits, MonitoringFacts, PeerFacts, ServerFacts, StreamFacts
+from headrace.doctor.facts import AccountLimits, ConsumerFacts, MonitoringFacts, PeerFacts, ServerFacts, StreamFacts
 from headrace.doctor.findings import Level
 from headrace.doctor.server_checks import check_server
 from headrace.jetstream.provision import StreamPlan
@@ -55,6 +55,9 @@ def test_a_good_server_has_nothing_to_look_at() -> None:
         (replace(GOOD, plans=(StreamPlan("HR_REQ", "create"),)), "deployment.streams", "error"),
         (replace(GOOD, plans=(StreamPlan("HR_REQ", "update"), KEPT[1])), "deployment.streams", "warning"),
         (cluster(StreamFacts(name="HR_REQ", leader="n1")), "server.replication", "warning"),
+        (cluster(StreamFacts(name="HR_LOAD", storage="memory", leader="n1")), "server.replication", "warning"),
+        (cluster(replace(THREE, replicas=2)), "server.replication", "warning"),
+        (cluster(replace(THREE, consumers=(ConsumerFacts(name="W_a", copies=2),))), "server.peers", "error"),
         (cluster(replace(THREE, leader="")), "server.peers", "error"),
         (cluster(replace(THREE, peers=(PeerFacts(name="n2", current=False, offline=True),))), "server.peers", "error"),
         (cluster(replace(THREE, peers=(PeerFacts(name="n2", current=False),))), "server.peers", "warning"),
@@ -69,6 +72,11 @@ def test_each_fault_is_found_and_says_what_to_do(facts: ServerFacts, check: str,
     found = [f for f in check_server(facts) if f.level != "ok"]
     assert [(f.check, f.level) for f in found] == [(check, level)]
     assert found[0].remedy or level == "unknown"
+
+
+def test_one_copy_is_enough_for_what_is_computed_again() -> None:
+    facts = cluster(StreamFacts(name="OBJ_hr_blocks", leader="n1", one_copy=True))
+    assert {f.level for f in check_server(facts)} == {"ok"}
 
 
 def test_a_slow_answer_is_no_wrong_clock() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.doctor.facts import PeerFacts
-from headrace.doctor.server_facts import embedded_monitoring, read_monitoring, stream_facts
+from headrace.doctor.server_facts import consumer_facts, embedded_monitoring, read_monitoring, stream_facts
 from headrace.errors import CommandError
 
 
@@ -21,6 +21,14 @@ def test_a_replica_that_is_away_is_told_from_one_that_is_behind() -> None:
     facts = stream_facts(info, ())
     assert facts.leader == "n1"
     assert facts.peers == (PeerFacts(name="n2", current=True), PeerFacts(name="n3", current=False, offline=True, lag=4))
+
+
+def test_copies_are_counted_of_consumers_that_last_in_a_cluster() -> None:
+    known = {"name": "c", "leader": "n1", "replicas": [{"name": "n2", "current": True}]}
+    lasting = {"name": "W_a", "config": {"durable_name": "W_a"}}
+    assert consumer_facts({**lasting, "cluster": known}).copies == 2
+    assert consumer_facts({**lasting, "cluster": {"leader": "alone"}}).copies == 0
+    assert consumer_facts({"name": "follow_x", "config": {}, "cluster": known}).copies == 0
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "file:///etc/hostname"])
