@@ -207,6 +207,15 @@ class WorkerSettings:
             metavar="LABEL",
         ),
     ] = ()
+    zone: Annotated[
+        str,
+        Setting(
+            "Where this worker's machine is: routers count that KV blocks take longer from another zone. It is a label, too: "
+            "zone=NAME. Default: not known.",
+            "--zone",
+            metavar="NAME",
+        ),
+    ] = ""
     fleet: Annotated[
         str,
         Setting(
@@ -338,6 +347,6 @@ class WorkerSettings:
             AllowedSources(self.adapter_sources)
         if len(self.fleet) > MOST_LABEL or not self.fleet.isprintable() or self.fleet != self.fleet.strip():
             raise ValueError(f"fleet {self.fleet!r}: up to {MOST_LABEL} printable characters")
-        for label in self.labels:
+        for label in (*self.labels, *([f"zone={self.zone}"] if self.zone else [])):
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

@@ -29,6 +29,7 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     pid: Count = 0
     machine: str = ""  # where its process id is valid: boot and namespace of process ids; empty = unknown
     labels: list[str] = []
+    zone: Name = ""  # where its machine is; empty = unknown
     adapters: list[str] = []  # adapters that it serves besides the base model
     kv_events: bool = False  # it publishes KV cache events; without them routers predict from their own placements
     step_tokens: Count = 0  # most tokens of an engine step, 0 = unknown

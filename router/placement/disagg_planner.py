@@ -125,11 +125,12 @@ class DisaggPlanner:
                 if load.column in group.decode:
                     tokens = window.remote[[row.number]][:, group.prefill]
                     uncached = float(window.uncached[row.number, load.column])
-                    found = computing(tokens, side, group, congestion)
+                    found = computing(tokens, np.array([uncached]), side, group, congestion)
                     if remote:
                         if row.request.prefill_fleet and found.who[0] < 0:
                             found = replace(found, who=np.array([self._soonest(tokens[0], group.prefill)]))
-                        return self._remote(found, side, uncached)
+                        near = group.far_s is not None and bool(found.tokens[0] >= tokens[np.isfinite(tokens)].max())
+                        return self._remote(found, side, uncached, named_for="near" if near else "prefix_there")
                     return self._local(self._why_local(row.request, load, side, found, uncached, local), local)
         return self._local(self._why_never(load), local)
 
@@ -138,9 +139,9 @@ class DisaggPlanner:
         able = [int(column) for column, found in zip(columns, tokens, strict=True) if np.isfinite(found)]
         return min(able, key=lambda column: self.pool.ordered[column].free_s, default=-1)
 
-    def _remote(self, found: Computing, side: PrefillView, uncached: float) -> DisaggPlan:
+    def _remote(self, found: Computing, side: PrefillView, uncached: float, *, named_for: str) -> DisaggPlan:
         column, wait_s = int(found.who[0]), float(found.wait_s[0])
-        reason = "always" if self._settings.prefill == "always" else "prefix_there" if column >= 0 else "pays"
+        reason = "always" if self._settings.prefill == "always" else named_for if column >= 0 else "pays"
         worker = side.names[column] if column >= 0 else ""
         decision = remote_decision(reason, worker=worker, wait_s=wait_s, settings=self._settings)
         service_s = float(found.service_s[0]) + side.way_s + side.fetch_s * uncached

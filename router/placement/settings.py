@@ -231,6 +231,14 @@ class SchedulerSettings:
     prefill_wait_s: float = 10.0  # the longest a decode worker is told to wait for a prefill worker to take a job
     handover_s: float = 0.03  # assumed until reports tell: from blocks that are ready to the first token
     handover_token_s: float = 5e-6  # assumed likewise, for each token fetched
+    prefill_zone_token_s: Annotated[
+        float,
+        Setting(
+            "Seconds that a token's KV blocks take longer to a decode worker from a prefill worker of another zone; 0: none. "
+            "Only where both have a zone.",
+            least=0,
+        ),
+    ] = 2e-5
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
     limits: AdmissionSettings = field(default_factory=lambda: AdmissionSettings(class_share={}))
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
@@ -279,6 +287,7 @@ class SchedulerSettings:
             "prefill_patience_s",
             "prefill_bearable_s",
             "prefill_dispatch_s",
+            "prefill_zone_token_s",
         ):
             need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
         for tier, weight in self.tiers.items():

@@ -27,6 +27,7 @@ class WorkerInfo:
     kv_events: bool = True
     epoch: int = 0
     start_s: float = 0.0  # from the start of its process until it could serve, 0 = unknown
+    zone: str = ""  # where its machine is; empty = unknown
     fleet: str = ""
     price: float = 0.0
     context: int = 0  # most tokens of prompt and answer together, 0 = unknown

@@ -38,6 +38,7 @@ def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
         kv_events=kv_events,
         epoch=member.epoch,
         start_s=member.start_s,
+        zone=member.zone,
         fleet=member.fleet,
         price=member.price,
         context=member.max_model_len,

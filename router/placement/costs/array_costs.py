@@ -125,8 +125,8 @@ def _remote(
     work = np.zeros(uncached.shape)
     liking = window.work[rows] / uncached  # the factor of preferred labels
     for group in side.groups:
-        found = computing(remote[:, group.prefill], side, group, congestion)
         columns = group.decode
+        found = computing(remote[:, group.prefill], uncached[:, columns].min(axis=1), side, group, congestion)
         back = side.way_s + side.slot_wait_s[columns] + side.fetch_s * uncached[:, columns]
         waits = np.where(np.isfinite(found.here), 0.0, ahead_s(found.service_s, len(group.prefill)))
         possible = needs_one(uncached[:, columns], settings)

@@ -6,9 +6,11 @@ For a request r, a decode worker d that takes hand-overs, and the prefill worker
                    work being uncached(r, d) / speed(d)
     remote(r, d) = dispatch + wait(p) + uncached(r, p) / speed(p) + step + handover(uncached(r, d))
 
-and both plus the cost of the computed tokens to those that wait (`cost.py`).  *Disturbance*: all that d decodes waits for each
-step that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than
-that; while the other way is bearable, it is no way at all.
+and both plus the cost of the computed tokens to those that wait (`cost.py`).  Where d and p are in different zones, what is
+fetched takes longer (`prefill_zone_token_s`): that is a cost like the others, so p is chosen all the same where it saves more.
+
+*Disturbance*: all that d decodes waits for each step that computes prompt, and a step beyond `itl`, the longest time between
+two tokens that is thought good, is worse than that; while the other way is bearable, it is no way at all.
 
 wait(p) is what the prefill queue holds: the more there is in it, the longer a prompt has to be for the way there to pay.  While
 no prefill worker has room, those in the window that are shorter count as well.  A prefix cached on d need neither be computed
@@ -48,6 +50,9 @@ class PrefillGroup:
 
     decode: Ints
     prefill: Ints
+    far_s: Floats | None = (
+        None  # per prefill worker: seconds more per token fetched, of those in other zones; None = all are near
+    )
 
 
 @dataclass(slots=True)
@@ -86,20 +91,25 @@ def make_prefill_side(
     """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""
     if settings.prefill == "never":
         return None
-    by_handover: dict[str, list[int]] = {}
+    zoned = settings.prefill_zone_token_s > 0 and any(one.info.zone for one in pool)
+    by_handover: dict[tuple[str, str], list[int]] = {}
     for load in loads:
         if load.info.takes_handovers:
-            by_handover.setdefault(load.info.handover, []).append(load.column)
+            by_handover.setdefault((load.info.handover, load.info.zone if zoned else ""), []).append(load.column)
     if not by_handover:
         return None
     groups = []
     reachable = np.zeros(len(loads), dtype=np.bool_)
     bare = np.zeros(len(loads), dtype=np.bool_)
-    for handover, columns in by_handover.items():
-        able = [one.column for one in pool if one.ready and one.info.handover == handover]
+    for (handover, zone), columns in by_handover.items():
+        able = [one for one in pool if one.ready and one.info.handover == handover]
         (reachable if able else bare)[columns] = True
         if able:
-            groups.append(PrefillGroup(np.array(columns, dtype=np.intp), np.array(able, dtype=np.intp)))
+            far = [bool(zone and one.info.zone) and one.info.zone != zone for one in able]
+            far_s = np.array(far) * settings.prefill_zone_token_s if any(far) else None
+            groups.append(
+                PrefillGroup(np.array(columns, dtype=np.intp), np.array([one.column for one in able], dtype=np.intp), far_s)
+            )
     if not groups and settings.prefill_unready == "local":
         return None
     token_s = np.array([1.0 / load.speed.prefill_tokens_per_s for load in loads])
@@ -178,8 +188,11 @@ class Computing:
     who: Ints  # its column if it is to be named, -1 = any
 
 
-def computing(tokens: Floats, side: PrefillView, group: PrefillGroup, congestion: float) -> Computing:
-    """Compute these costs. `tokens`: those to be computed, per candidate and worker of the group."""
+def computing(tokens: Floats, fetched: Floats, side: PrefillView, group: PrefillGroup, congestion: float) -> Computing:
+    """Compute these costs. `tokens`: those to be computed, per candidate and worker of the group.
+
+    `fetched`: tokens whose blocks are fetched, per candidate.
+    """
     columns = group.prefill
     wait, room = side.wait_s[columns], side.room[columns]
     service = tokens * side.token_s[columns] + side.step_s[columns]
@@ -187,12 +200,17 @@ def computing(tokens: Floats, side: PrefillView, group: PrefillGroup, congestion
     any_tokens, any_service = tokens[:, alike].mean(axis=1), service[:, alike].mean(axis=1)
     price = congestion * side.price_s
     any_cost = wait.min() + any_service + _times(price, any_tokens)
+    far = None if group.far_s is None else fetched[:, None] * group.far_s
+    if far is not None:
+        any_cost = any_cost + far[:, alike].mean(axis=1)
     any_here = any_cost if room.any() else np.full(len(tokens), np.inf)
     who = np.full(len(tokens), -1, dtype=np.intp)
     waits = np.full(len(tokens), wait.min())
     if len(columns) == 1:
         return Computing(any_cost, any_here, any_service, waits, any_tokens, who)
     named = wait + service + _times(price, tokens)
+    if far is not None:
+        named = named + far
     named_here = np.where(room, named, np.inf)
     cost = np.minimum(any_cost, named.min(axis=1) + NAME_GAIN_S)
     # Where no worker has room the best of all is described, because nothing is decided by it.

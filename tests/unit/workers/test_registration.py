@@ -119,3 +119,13 @@ async def test_the_card_has_the_context_of_the_fleet_with_the_longest_one() -> N
     for fleet, expected in (("short", own.context_length + 1000), ("long", own.context_length), ("", own.context_length)):
         found = await with_longest_context(leases, Subjects("x"), own, fleet=fleet)
         assert found.context_length == expected
+
+
+def test_a_zone_stands_in_the_lease_and_is_a_label() -> None:
+    east = WorkerSettings(model="m", labels=("h100",), zone="east")
+    member = build_member(east, "w", card(ParserChoice()), INFO, Capabilities())
+    assert (member.zone, member.labels) == ("east", ["h100", "zone=east"])
+    nowhere = build_member(WorkerSettings(model="m", labels=("h100",)), "w", card(ParserChoice()), INFO, Capabilities())
+    assert (nowhere.zone, nowhere.labels) == ("", ["h100"])
+    with pytest.raises(ValueError, match="zone"):
+        WorkerSettings(model="m", zone="a,b")

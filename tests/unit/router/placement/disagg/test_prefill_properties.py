@@ -13,7 +13,7 @@ from tests.support.router.disagg_pool import LONG, apart, elsewhere
 from tests.support.router.placement_pool import BLOCK, Pool, chain
 
 REASONS = {
-    True: {"pays", "always", "prefix_there"},
+    True: {"pays", "always", "prefix_there", "near"},
     False: {"never", "no_prefill_worker", "short", "cached", "queue", "cheaper", "aggregated"},
 }
 
