@@ -28,6 +28,7 @@ from headrace.cli.jobs import add_jobs, add_submit
 from headrace.cli.keys import add_keys
 from headrace.cli.logins import add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
+from headrace.cli.planner import add_planner
 from headrace.cli.tenant import add_tenant
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.cli.top import add_top
@@ -94,6 +95,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "trace": ("tell what happened to a request, when, where and why", add_trace),
     "top": ("watch workers, queues and streams live in the terminal", add_top),
     "console": ("serve the view of a deployment in a browser", add_console),
+    "planner": ("say how many workers are needed soon, or start and drain them", add_planner),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
     "audit": ("list or follow the records of requests, and say how long they are kept", add_audit),

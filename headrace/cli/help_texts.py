@@ -227,6 +227,14 @@ JOBS = """examples:
   headrace jobs cancel greeting
   headrace jobs watch greeting"""
 
+PLANNER = """examples:
+  headrace planner                                   say what it would do, beside a running `headrace up`
+  headrace planner --mode act --most 4               start and drain workers of that `up`
+  headrace planner --mode act --start-command ./more-workers
+
+/desired of its page has the numbers for autoscalers, /metrics the same as headrace_planner_*.
+"""
+
 CONSOLE = """examples:
   headrace console                                beside a running `headrace up`, in its folder
   headrace console --nats nats://broker:4222 --frontend http://gateway:8000

@@ -16,13 +16,15 @@ from headrace.broker.part_state import Answer, PartState
 PATIENCE_S = 10.0  # a client that sends nothing for so long is let go
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class ProbeServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread, so that one slow client does not keep the kubelet waiting."""
 
     daemon_threads = True
 
 
-class _Handler(WSGIRequestHandler):
+class ProbeHandler(WSGIRequestHandler):
+    """Handles a request without a line in the log, and lets go of a client that sends nothing."""
+
     timeout = PATIENCE_S
 
     def log_message(self, *_line: Any) -> None:
@@ -54,6 +56,6 @@ def probe_app(state: PartState) -> Callable[..., Iterable[bytes]]:
 
 def serve_probes(host: str, port: int, state: PartState) -> int:
     """Serve in a thread that ends with the process. Returns the port. Raises OSError when the address cannot be used."""
-    server = make_server(host, port, probe_app(state), _Server, _Handler)
+    server = make_server(host, port, probe_app(state), ProbeServer, ProbeHandler)
     Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return int(server.server_port)

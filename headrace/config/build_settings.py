@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.frontend.settings import FrontendSettings
     from headrace.jetstream.context import ConnectOptions
     from headrace.jetstream.settings import ServerSettings
+    from headrace.planner.settings import PlannerSettings
     from headrace.router.placement.fairness.settings import FairnessSettings
     from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
     from headrace.router.settings import RouterOptions
@@ -126,6 +127,16 @@ def _default_model(settings: Settings) -> tuple[str, str | None]:
     if needs_bundled_model(settings):
         return str(bundled_model_dir(settings)), _bundled_name()
     return (SIM_MODEL, SIM_MODEL) if settings["worker.engine"] == "sim" else ("", None)
+
+
+def planner_settings(settings: Settings) -> PlannerSettings:
+    """Return the settings of the planner. Raises SettingsError for values that are wrong together."""
+    from headrace.planner.settings import PlannerSettings
+
+    try:
+        return PlannerSettings(**values_of(settings, "planner", PlannerSettings))
+    except ValueError as error:
+        raise SettingsError(f"planner: {error}") from None
 
 
 def router_options(settings: Settings) -> RouterOptions:

@@ -19,7 +19,7 @@ class Deployment(NamedTuple):
             "Folder for the NATS store and prepared models. Commands without an address find the `up` that runs with it.",
             "--data-dir",
             kind="path",
-            commands=("up", "worker", "model", "streams", "control", "console"),
+            commands=("up", "worker", "model", "streams", "control", "console", "planner"),
         ),
     ] = ".headrace"
     prefix: Annotated[
@@ -30,7 +30,7 @@ class Deployment(NamedTuple):
         Setting(
             "Namespace of the served models; the same model in another namespace is another pool.",
             "--namespace",
-            commands=("up", "frontend", "worker", "router", "control", "console"),
+            commands=("up", "frontend", "worker", "router", "control", "console", "planner"),
         ),
     ] = "default"
     api_key: Annotated[

@@ -20,9 +20,9 @@ from headrace.config.command_line import Console, Deployment, EngineSlots, Loggi
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
-Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner"]
 
-_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console")
+_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console", "planner")
 
 
 class Section(NamedTuple):
@@ -78,6 +78,12 @@ def _router() -> tuple[type, ...]:
     return (RouterOptions, SessionOptions, *deciding, SnapshotSettings)
 
 
+def _planner() -> tuple[type, ...]:
+    from headrace.planner.settings import PlannerSettings
+
+    return (PlannerSettings,)
+
+
 # In the order of documents. Settings of the first section have no prefix.
 SECTIONS: dict[str, Section] = {
     "": Section("", _ALL, lambda: (Deployment,), also=("model",)),
@@ -90,6 +96,7 @@ SECTIONS: dict[str, Section] = {
     "batch": Section("batches", ("up", "frontend"), _batch),
     "worker": Section("worker and engine", ("up", "worker"), _worker),
     "router": Section("router", ("up", "router"), _router),
+    "planner": Section("planner", ("planner",), _planner),
 }
 
 # Variables that are no settings but belong to Headrace.

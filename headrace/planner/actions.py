@@ -14,7 +14,10 @@ ActionKind = Literal["role", "wake", "start", "drain"]
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing to do. `worker` is empty for a start; `role` is the role that it shall have, of a drain the one it has."""
+    """A step towards the wanted numbers. `worker` is empty for a start.
+
+    `role` is the role that it shall have, of a drain the one that it has.
+    """
 
     kind: ActionKind
     role: str

@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What one worker can take. `reachable` False: the target is missed however many workers there are."""
+    """The load that one worker can take. `reachable` False: the target is missed however many workers there are."""
 
     per_s: float  # requests
     sequences: int = 1  # at once

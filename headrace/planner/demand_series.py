@@ -24,7 +24,7 @@ class DemandSeries:
         return self._open_s
 
     def add(self, count: int | None, *, since_s: float, until_s: float) -> list[float | None]:
-        """Note `count` arrivals in a time, None if nobody knows, and return the steps that have closed.
+        """Note `count` arrivals in a time, None if that is not known, and return the steps that have closed.
 
         A clock that went back adds nothing: what is recorded stays.
         """

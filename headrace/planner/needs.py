@@ -15,7 +15,7 @@ HARDLY_ANY = 1.0  # request that is expected within the horizon: with less a poo
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool has to do: `rate` a second lately, `forecast`, `waiting` requests, their late waits, and batch work."""
+    """The work of a pool: `rate` a second lately, `forecast`, `waiting` requests, their late waits, and batch work."""
 
     rate: float
     forecast: Forecast | None

@@ -21,7 +21,7 @@ Reason = Literal[
     "role_shift",  # a role has too many and another one too few
     "at_maximum",  # more are needed than are allowed
     "starting",  # those that are on their way are enough
-    "arrivals_unknown",  # nobody knows what arrives now: no worker may leave
+    "arrivals_unknown",  # what arrives now is not known: no worker may leave
     "settling",  # fewer would do, but the last start is too young, or the need was higher a moment ago
     "would_not_fit",  # fewer would do, but what they hold does not fit on the rest
     "surplus",

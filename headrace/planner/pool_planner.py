@@ -147,11 +147,13 @@ class PoolPlanner:
     def _demand(self, seen: Observation) -> Demand:
         known = self.series.known(RECENT_STEPS)
         idle_s = seen.at - self.arrived_s if self.arrived_s is not None else 0.0
+        ups = [one.up_s for one in self.roles.values() if one.up_s is not None]
+        settled_s = max(ups) + self.starts.p90_s if ups else 0.0  # earlier waits were with fewer workers
         return Demand(
             rate=sum(known) / len(known) if known else 0.0,
             forecast=self.book.forecast(),
             waiting=seen.waiting or 0,
-            wait_s=self.requests.wait_s(0.95, since_s=seen.at - WAITS_S),
+            wait_s=self.requests.wait_s(0.95, since_s=max(seen.at - WAITS_S, settled_s)),
             backlog=seen.backlog,
             idle=self.settings.least == 0 and idle_s >= self.settings.idle_s,
             start_s=self.starts.p90_s,
@@ -181,7 +183,7 @@ class PoolPlanner:
         ready, supply = self.supply(role, seen)
         capacity = self.capacity(role, [one for one in seen.workers or () if one.role == role])
         if role == "aggregated" and any(seen.of_role(one) for one in ("prefill", "decode")):
-            return RoleChoice(supply, "steady", supply, capacity)  # it can take either role, and is nobody's surplus
+            return RoleChoice(supply, "steady", supply, capacity)  # it can take either role, and is never surplus
         if capacity is not None:
             need = need_of(demand, capacity, self.targets, supply=supply, ready=ready, most=self.settings.most)
         else:
@@ -215,7 +217,7 @@ class PoolPlanner:
         return RoleChoice(supply - gone, "idle" if need.reason == "idle" else "surplus", need.workers, capacity)
 
     def _within_budget(self, seen: Observation, choices: dict[str, RoleChoice]) -> dict[str, RoleChoice]:
-        """Take from the roles that want more until all fit, the largest first. Nobody is drained for the budget alone."""
+        """Take from the roles that want more until all fit, the largest first. No worker is drained for the budget alone."""
         wanted = {role: choice.desired for role, choice in choices.items()}
         floor = {role: min(choice.desired, self.supply(role, seen)[1]) for role, choice in choices.items()}
         while sum(wanted.values()) > self.settings.most:

@@ -12,7 +12,7 @@ ROOM = 0.85  # of slots and KV blocks that the rest may be filled to
 def fits(workers: Sequence[WorkerSight], rest: int, *, waiting: int, sequences: int) -> bool:
     """Return whether what these serving workers hold, and what waits, fits on `rest` of them.
 
-    `sequences`: those that one may decode at once within its target. Where nobody knows a load, nothing may leave.
+    `sequences`: those that one may decode at once within its target. Where a load is unknown, nothing may leave.
     """
     if any(one.report_age_s is None for one in workers):
         return False

@@ -36,6 +36,16 @@ class PlannerSettings:
         Setting("Quantile of the forecast that workers are planned for: higher ones cost workers.", least=0.5, most=0.999),
     ] = 0.98
 
+    start_command: Annotated[
+        str | None, Setting("Command that starts one worker. Default: the running `up` of this folder does.", "--start-command")
+    ] = None
+    profile: Annotated[
+        str | None,
+        Setting("JSON file with measured speeds by role, from which the first plans are made.", "--profile", kind="path"),
+    ] = None
+    host: Annotated[str, Setting("Address of the page of desired workers, probes and metrics.", "--planner-host")] = "127.0.0.1"
+    port: Annotated[int, Setting("Port of that page; 0 picks a free one.", "--planner-port", least=0, most=65535)] = 9102
+
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.least > self.most:

@@ -32,7 +32,7 @@ class StartUps:
         return sorted(self._took)[ceil(0.9 * len(self._took)) - 1]
 
     def asked(self, role: str, *, at: float, count: int = 1) -> None:
-        """Note starts that somebody has been told to make."""
+        """Note starts that were asked for."""
         self._asked += [(at, role)] * count
 
     def under_way(self, role: str) -> int:

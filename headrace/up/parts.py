@@ -14,7 +14,7 @@ from headrace.up.managed_process import ManagedProcess
 from headrace.up.metrics_ports import assign_ports
 from headrace.up.restart_policy import RestartState
 from headrace.up.server_logins import ServerLogins
-from headrace.up.worker_plan import plan_workers
+from headrace.up.worker_plan import plan_worker, plan_workers
 from headrace.up.worker_python import worker_python
 
 FRONTEND_GRACE_S = 5.0
@@ -99,6 +99,24 @@ def _workers(
             ManagedProcess(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after)
         )
     return tuple(workers)
+
+
+def make_worker(
+    settings: Settings, environment: Mapping[str, str], *, model: str, role: str, parts: Parts, logins: ServerLogins | None
+) -> ManagedProcess:
+    """Return one more worker, to be run beside these parts.
+
+    Raises SettingsError for a role or model of which no worker can be started here.
+    """
+    environment = without_secrets_of_others(environment, "worker")
+    names = {part.name for part in parts}
+    login = logins.worker if logins is not None else lambda _pool: {}
+    plan = plan_worker(settings, environment, model=model, role=role, taken=names, login=login)
+    taken = {part.metrics_port for part in parts if part.metrics_port}
+    (port,) = assign_ports(0, 1, taken, host=settings["worker.metrics_host"])
+    env = {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
+    state, python = RestartState(essential=False), worker_python(plan.engine)
+    return ManagedProcess(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python)
 
 
 def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:

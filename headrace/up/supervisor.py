@@ -12,9 +12,11 @@ stream: workers (they drain) and routers, frontend, nats-server.  Nothing waits 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,14 @@ from headrace.up.console_part import CONSOLE_GRACE_S
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.managed_process import ManagedProcess, first_of
 from headrace.up.nats_part import NatsPart
-from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Parts, Reaped, make_parts
+from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Parts, Reaped, make_parts, make_worker
 from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_parts import ReapedParts
 from headrace.up.restart_policy import Leave
 from headrace.up.runfile import RunFile
 from headrace.up.terminal import Terminal
+from headrace.up.worker_control import socket_of, worker_control
 from headrace.up.worker_plan import worker_counts
 
 _log = structlog.get_logger()
@@ -62,6 +65,7 @@ class Supervisor:
         self._tls = settings["frontend.tls_cert"] is not None
         self._port = 0
         self._part_env = {**os.environ, **part_env}
+        self._environment: Mapping[str, str] = {}
         self._nats = NatsPart(settings)
         self._reaped = ReapedParts(settings, self._nats)
         self._engines = [pool["worker.engine"] for _, pool in every_pool(settings)]
@@ -81,10 +85,11 @@ class Supervisor:
                 self._port = choose_port(self._host, self._settings["frontend.port"])
                 await self._nats.start()
                 environment = {**self._part_env, **self._nats.environment()}
+                self._environment = environment
                 self._parts = make_parts(self._settings, environment, port=self._port, logins=self._nats.logins)
                 self._publish_state()
                 self._say_who_answers()
-                async with asyncio.TaskGroup() as group:
+                async with asyncio.TaskGroup() as group, self._control(group):
                     helpers = [
                         group.create_task(self._nats.keep(self._publish_state)),
                         group.create_task(self._nats.mend(self._stores_nothing, self._publish_state)),
@@ -224,6 +229,27 @@ class Supervisor:
             part.stop_asked.set()
             if part.child is not None:
                 part.child.kill()
+
+    def _control(self, group: asyncio.TaskGroup) -> contextlib.AbstractAsyncContextManager[None]:
+        """Let a planner start workers, while open."""
+
+        def start(model: str, role: str) -> str:
+            if self._stopping.is_set():
+                raise CommandError("this deployment stops")
+            part = make_worker(
+                self._settings, self._environment, model=model, role=role, parts=self._parts, logins=self._nats.logins
+            )
+            self._parts = replace(self._parts, workers=(*self._parts.workers, part))
+            group.create_task(self._keep_added(part))
+            return part.name
+
+        return worker_control(socket_of(self._data_dir), start)
+
+    async def _keep_added(self, part: ManagedProcess) -> None:
+        """Keep a worker that was added, and forget it when it has left."""
+        await self._keep(part)
+        self._parts = replace(self._parts, workers=tuple(one for one in self._parts.workers if one is not part))
+        self._publish_state()
 
     # -- the model -----------------------------------------------------------------------------------------------------------
 

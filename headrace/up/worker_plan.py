@@ -15,9 +15,10 @@ A plan is data: nothing is started here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import count
 
 from headrace.config.build_settings import MODEL_ENGINES
 from headrace.config.options import declared_by, find
@@ -113,16 +114,46 @@ def plan_workers(
 
 def _of_pool(pool: str, settings: Settings, environment: Mapping[str, str]) -> Iterator[WorkerPlan]:
     """Yield the workers of one pool; the name of the first one is empty."""
-    counts, engine = worker_counts(settings), settings["worker.engine"]
+    counts = worker_counts(settings)
     environment = {**_transfers(settings), **environment, **_decision(settings)}
-    for role, prefix in _NAMES.items():
+    for role in _NAMES:
         for number in range(1, counts[role] + 1):
-            name = f"{_slug(pool)}-{prefix}-{number}" if pool else f"{prefix}-{number}"
-            argv = ["worker", *(["--pool", pool] if pool else []), "--engine", engine, "--role", role, "--name", name]
-            if settings["worker.model"]:
-                argv += ["--model", settings["worker.model"]]
-            argv += [*_elastic(settings, role), *_embeddings(settings, role), *_lengths(settings)]
-            yield WorkerPlan(name=name, role=role, engine=engine, argv=tuple(argv), env=environment)
+            yield _worker(pool, settings, environment, role, number)
+
+
+def _worker(pool: str, settings: Settings, environment: Mapping[str, str], role: str, number: int) -> WorkerPlan:
+    name, engine = _name(pool, role, number), settings["worker.engine"]
+    argv = ["worker", *(["--pool", pool] if pool else []), "--engine", engine, "--role", role, "--name", name]
+    if settings["worker.model"]:
+        argv += ["--model", settings["worker.model"]]
+    argv += [*_elastic(settings, role), *_embeddings(settings, role), *_lengths(settings)]
+    return WorkerPlan(name=name, role=role, engine=engine, argv=tuple(argv), env=environment)
+
+
+def _name(pool: str, role: str, number: int) -> str:
+    return f"{_slug(pool)}-{_NAMES[role]}-{number}" if pool else f"{_NAMES[role]}-{number}"
+
+
+def plan_worker(
+    settings: Settings, environment: Mapping[str, str], *, model: str, role: str, taken: Collection[str], login: Login
+) -> WorkerPlan:
+    """Return one more worker of a role, under a name that is free. `model`: the name that clients use.
+
+    Raises SettingsError for a role or model of which no worker can be started here.
+    """
+    pools = list(every_pool(settings))
+    if role not in _NAMES:
+        raise SettingsError(f"{role!r} is no role of a worker")
+    if role in ("prefill", "decode") and settings["up.mode"] != "disagg":
+        raise SettingsError(f"this deployment has no {role} workers: it was not started with --mode disagg")
+    found = [one for one in pools if model in (one[0], one[1]["worker.served_name"])] or (pools if len(pools) == 1 else [])
+    if len(found) != 1:
+        raise SettingsError(f"{len(found)} pools of this deployment serve {model!r}")
+    name, pool = found[0]
+    environment = {**environment, "HEADRACE_WORKER_DRAIN_GRACE_S": str(settings["up.grace_s"]), **login(pool)}
+    environment = {**_transfers(pool), **environment, **_decision(pool)}
+    number = next(n for n in count(1) if _name(name, role, n) not in taken)
+    return _worker(name, pool, environment, role, number)
 
 
 def _slug(pool: str) -> str:

@@ -286,7 +286,10 @@ def _worker(book: RuleBook, login: Login) -> None:
 
 def _planner(book: RuleBook, _login: Login) -> None:
     _console(book, _login)
-    book.tell("adm.worker.*.*", "ctl.*")
+    book.tell("adm.worker.*.*", "ctl.*", "audit")
+    book.scan("LOAD", "ROUTE")
+    book.look_up("members", "state", "batches")
+    book.record("state", "planner_leader", "planner.>", "plan.>")
 
 
 def _console(book: RuleBook, _login: Login) -> None:

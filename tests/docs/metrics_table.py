@@ -29,6 +29,7 @@ MODULES = {  # module → the processes that count in it
     "frontend.metrics": "frontends",
     "frontend.gen_ai_metrics": "frontends; OpenTelemetry's names",
     "frontend.media.metrics": "frontends",
+    "headrace.planner.metrics": "the planner",
     "router.session.metrics": "routers",
     "router.session.fleet_metrics": "routers",
     "router.kv_events.metrics": "routers",
@@ -37,6 +38,11 @@ MODULES = {  # module → the processes that count in it
     "workers.sim.transfer.nixl.metrics": "workers with the simulator and NIXL",
 }
 ENGINES = {"workers.sglang.metrics"}  # they show the engine's own series and have none themselves
+
+
+def imported_as(module: str) -> str:
+    """Return the name by which a module of the list is imported."""
+    return module if module.startswith("headrace.") else f"headrace.{module}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ def declared(module: str) -> list[Declared]:
     else:
         found = [
             one
-            for one in vars(importlib.import_module(f"headrace.{module}")).values()
+            for one in vars(importlib.import_module(imported_as(module))).values()
             if isinstance(one, (Counter, Gauge, Histogram)) and one in REGISTRY._collector_to_names
         ]
     return sorted(map(_read, found), key=lambda one: one.name)

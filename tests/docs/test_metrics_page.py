@@ -8,9 +8,19 @@ import re
 import pytest
 
 from tests.docs.blocks import ROOT
-from tests.docs.metrics_table import ENGINES, FILE, MODULES, Declared, everything, with_tables
+from tests.docs.metrics_table import ENGINES, FILE, MODULES, Declared, everything, imported_as, with_tables
 
-PACKAGES = ("jetstream", "broker", "router", "workers", "frontend", "headrace/up", "headrace/commands", "tools")
+PACKAGES = (
+    "jetstream",
+    "broker",
+    "router",
+    "workers",
+    "frontend",
+    "headrace/up",
+    "headrace/commands",
+    "headrace/planner",
+    "tools",
+)
 UNITS = ("_seconds", "_bytes", "_tokens", "_descriptors")  # of histograms: base units, or things that are counted
 OTHER_UNITS = re.compile(r"_(ms|msec|milliseconds|us|micros|minutes|hours|days|kb|mb|gb|kib|mib|gib|percent|pct)(_|$)")
 LABEL_ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| [^|]+ \|$", re.MULTILINE)
@@ -97,7 +107,7 @@ def test_metrics_are_declared_in_the_modules_of_the_page_only() -> None:
 
 def users(module: str, sources: dict[str, str]) -> dict[str, str]:
     """By file, the name under which it has a module of metrics."""
-    parent, _, name = f"headrace.{module}".rpartition(".")
+    parent, _, name = imported_as(module).rpartition(".")
     pattern = re.compile(rf"^\s*from {re.escape(parent)} import {name}(?: as (\w+))?$", re.MULTILINE)
     return {file: match[1] or name for file, text in sources.items() if (match := pattern.search(text))}
 
@@ -113,7 +123,9 @@ def test_every_metric_is_counted_somewhere() -> None:
         for name in re.findall(r"^([A-Z_]+) = (?:Counter|Gauge|Histogram)\(", own, re.MULTILINE):
             elsewhere = any(re.search(rf"\b{alias}\.{name}\b", sources[file]) for file, alias in has.items())
             imported = any(
-                re.search(rf"import [^\n]*\b{name}\b", text) for text in sources.values() if f"headrace.{module} import" in text
+                re.search(rf"import [^\n]*\b{name}\b", text)
+                for text in sources.values()
+                if f"{imported_as(module)} import" in text
             )
             if not (elsewhere or imported or len(re.findall(rf"\b{name}\b", own)) > 1):
                 unused.append(f"{module}.{name}")

@@ -1,4 +1,4 @@
-"""Simulates a pool in virtual time: one queue, engines that start and drain, and whoever decides how many there are."""
+"""Simulates a pool in virtual time: one queue, engines that start and drain, and a decision about their number at each tick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorldSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a replay. Worker-hours count engines that start or drain, too."""
+    """The result of a replay. Worker-hours count engines that start or drain, too."""
 
     requests: Sequence[Request]
     worker_s: float = 0.0

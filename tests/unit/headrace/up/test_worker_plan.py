@@ -14,7 +14,7 @@ from headrace.up.managed_process import ManagedProcess
 from headrace.up.parts import Parts, make_parts
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
-from headrace.up.worker_plan import WorkerPlan, plan_workers, worker_counts
+from headrace.up.worker_plan import WorkerPlan, plan_worker, plan_workers, worker_counts
 
 
 @pytest.fixture(autouse=True)
@@ -298,3 +298,18 @@ def test_blocks_move_over_loopback_where_all_workers_are_on_one_machine(
 ) -> None:
     plans = plan_workers(load("up", flags={"worker.engine": "sim", **given}), environment, cores=8)
     assert {plan.env.get("UCX_NET_DEVICES") for plan in plans} == {expected}
+
+
+def test_one_more_worker_takes_the_next_free_name_and_is_like_the_others() -> None:
+    settings = load("up", flags={"worker.engine": "sim"}, environ={})
+    (first,) = plan_workers(settings, {}, cores=8)
+    more = plan_worker(settings, {}, model="sim", role="aggregated", taken={"worker-1", "worker-3"}, login=lambda _pool: {})
+    assert (first.name, more.name) == ("worker-1", "worker-2")
+    assert [word for word in more.argv if word != "worker-2"] == [word for word in first.argv if word != "worker-1"]
+
+
+@pytest.mark.parametrize(("model", "role"), [("sim", "decode"), ("sim", "cook")])
+def test_no_worker_is_planned_that_the_deployment_has_no_use_for(model: str, role: str) -> None:
+    settings = load("up", flags={"worker.engine": "sim"}, environ={})
+    with pytest.raises(SettingsError):
+        plan_worker(settings, {}, model=model, role=role, taken=set(), login=lambda _pool: {})

@@ -1,0 +1,145 @@
+"""Does what a plan says: roles, waking and draining by commands to workers, starting by the supervisor or a command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.messages import Done, Drain, Operated, Record, Wake
+from headrace.broker.messages.prefill import SetRole
+from headrace.commands.operating.audit import announce
+from headrace.commands.operating.control import find_worker, live_workers
+from headrace.errors import CommandError
+from headrace.jetstream.errors import JetStreamError, RequestTimeout
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.planner import metrics
+from headrace.planner.actions import Action
+from headrace.planner.plan import Plan
+from headrace.up.worker_control import ask_for_worker
+
+log = structlog.get_logger()
+
+ACCEPTED_S = 3.0  # for a worker to accept a command
+ROLE_GRACE_S = 30.0  # for its requests before a worker changes its role
+COMMAND_S = 15.0
+
+
+class Starter(Protocol):
+    """Starts workers."""
+
+    async def start(self, plan: Plan, role: str) -> str:
+        """Start one and return how it is called. Raises CommandError."""
+
+
+class SupervisorStarter:
+    """Starts workers by the `headrace up` of this machine."""
+
+    def __init__(self, socket: str) -> None:
+        """`socket`: the path of its control socket."""
+        self._socket = socket
+
+    async def start(self, plan: Plan, role: str) -> str:
+        return await ask_for_worker(self._socket, model=plan.model, role=role)
+
+
+class CommandStarter:
+    """Starts workers by an operator's command, which gets what is wanted as variables and the plan as JSON on its input."""
+
+    def __init__(self, command: str) -> None:
+        self._words = shlex.split(command)
+
+    async def start(self, plan: Plan, role: str) -> str:
+        env = {
+            **os.environ,
+            "HEADRACE_PLAN_MODEL": plan.model,
+            "HEADRACE_PLAN_POOL": plan.pool,
+            "HEADRACE_PLAN_ROLE": role,
+            "HEADRACE_PLAN_DESIRED": str(plan.desired.get(role, 0)),
+        }
+        told = json.dumps({"model": plan.model, "pool": plan.pool, "desired": plan.desired, "reason": plan.reason}).encode()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._words, env=env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise CommandError(f"{self._words[0]} cannot be run: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                await process.communicate(told)
+        except TimeoutError:
+            process.kill()
+            raise CommandError(f"{self._words[0]} has not ended within {COMMAND_S:g} s") from None
+        if process.returncode:
+            raise CommandError(f"{self._words[0]} ended with {process.returncode}")
+        return self._words[0]
+
+
+class Actuator:
+    """Carries plans out, one action after the other. A failed one is counted, logged, and planned anew at the next tick."""
+
+    def __init__(self, messaging: Messaging, names: Subjects, starter: Starter | None) -> None:
+        """Without a `starter` no worker can be started, and plans that want it say so in the log."""
+        self._nats = messaging
+        self._names = names
+        self._starter = starter
+
+    async def carry_out(self, plan: Plan) -> Plan:
+        """Do what the plan says and return it with the actions that succeeded, and the numbers that these make."""
+        done: list[Action] = []
+        for action in plan.actions:
+            try:
+                what = await self._do(plan, action)
+            except (CommandError, JetStreamError) as error:
+                metrics.ACTIONS.labels(action.kind, "failed").inc()
+                log.warning("planner.action_failed", pool=plan.pool, kind=action.kind, worker=action.worker, error=str(error))
+                continue
+            metrics.ACTIONS.labels(action.kind, "done").inc()
+            log.info("planner.acted", pool=plan.pool, kind=action.kind, role=action.role, worker=what, reason=plan.reason)
+            announce(self._nats, self._names, f"planner {action.kind}", worker=what, role=action.role, reason=plan.reason)
+            done.append(action)
+        return carried_out(plan, done)
+
+    async def _do(self, plan: Plan, action: Action) -> str:
+        if action.kind == "start":
+            if self._starter is None:
+                raise CommandError("nothing here can start workers: no `headrace up` runs here, and no command is set")
+            return await self._starter.start(plan, action.role)
+        if action.kind == "drain":
+            return await self._tell(action.worker, Drain(), Done)
+        if action.kind == "wake":
+            return await self._tell(action.worker, Wake(), Operated)
+        return await self._tell(action.worker, SetRole(role=action.role, grace_s=ROLE_GRACE_S), Done)
+
+    async def _tell(self, worker: str, command: Record, kind: type[Done] | type[Operated]) -> str:
+        """Tell a worker. One that does not answer at once is at it: waking and changing a role take longer, its lease tells."""
+        member = find_worker(worker, await live_workers(self._nats, self._names))
+        subject = self._names.operate_worker(member.pool, member.worker)
+        try:
+            answer = decode(kind, await self._nats.request(subject, encode(command), timeout_s=ACCEPTED_S))
+        except RequestTimeout:
+            if kind is Done and isinstance(command, Drain):
+                raise
+            return member.worker
+        if not answer.ok:
+            raise CommandError(f"worker {member.worker} refused: {answer.message}")
+        return member.worker
+
+
+def carried_out(plan: Plan, done: Sequence[Action]) -> Plan:
+    """Return the plan as far as it was carried out."""
+    desired = dict(plan.supply)
+    for action in done:
+        if action.kind == "drain":
+            desired[action.role] = desired.get(action.role, 0) - 1
+        else:
+            desired[action.role] = desired.get(action.role, 0) + 1
+    return replace(plan, actions=tuple(done), desired=desired)

@@ -1,0 +1,255 @@
+"""Watches a deployment for the planner: members, load, queues, and events of requests become one observation per pool.
+
+Arrivals follow from what is placed and what waits: those placed for the first time, and the growth of what is stored. No stream
+counts them per pool, and this needs none of the requests' bytes. While the connection was away events are missing, so the
+arrivals of that time are unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from headrace.broker.batches.record import BatchRecord
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import JobEvents, LoadReport, Routed, WorkerMember
+from headrace.broker.models.card_store import readable_members
+from headrace.jetstream.errors import JetStreamError, SubjectError
+from headrace.jetstream.ports import Message, Messaging, Subscription
+from headrace.jetstream.subjects import MOVED_CLASSES, Subjects
+from headrace.planner.observation import Observation, RequestSight, SightState, StepSight, WorkerSight
+from headrace.top.facts import load_reports
+
+log = structlog.get_logger()
+
+MOST_SEEN = 20_000  # events or steps of one pool between two looks
+STEP_EVERY_S = 0.5  # of each worker, at most
+ROUTED_AT_ONCE = 500
+BATCHES_EVERY_S = 30.0
+
+_batch = msgspec.json.Decoder(BatchRecord)
+
+
+class PoolKey(NamedTuple):
+    """A pool of a model: the id of the model's queue, and the fleet that serves it ("" where there is one only)."""
+
+    model: str
+    fleet: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.fleet}" if self.fleet else self.model
+
+
+@dataclass(slots=True)
+class _Events:
+    """The events heard of a queue since the last look."""
+
+    placed: dict[str, int] = field(default_factory=dict)  # first placements, by worker
+    requests: list[RequestSight] = field(default_factory=list)
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+    reports: dict[str, list[LoadReport]] = field(default_factory=dict)
+    routed_seq: int = 0  # of the last placement record that was read
+
+
+class DeploymentWatch:
+    """The watch over one connection. Call `start` once, then `observe` at each tick."""
+
+    def __init__(self, messaging: Messaging, names: Subjects, *, wall: Callable[[], float] = time.time) -> None:
+        """`wall` returns Unix time."""
+        self._nats = messaging
+        self._names = names
+        self._wall = wall
+        self._events: dict[str, _Events] = {}
+        self._heard_s: dict[str, float] = {}  # when a report of a worker was kept last
+        self._waiting: dict[str, int] = {}
+        self._batches: tuple[float, list[BatchRecord]] = (0.0, [])
+        self._since_s: float | None = None  # connection time at the last look
+        self._subscriptions: list[Subscription] = []
+        self.known: dict[PoolKey, str] = {}  # pools that were seen, and the names of their models
+
+    async def start(self) -> None:
+        """Listen from now on."""
+        prefix = self._names.prefix
+        self._subscriptions = [
+            await self._nats.subscribe(f"{prefix}.ev.*", self._on_events),
+            await self._nats.subscribe(f"{prefix}.load.*.*", self._on_load),
+        ]
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        for one in self._subscriptions:
+            with contextlib.suppress(JetStreamError):
+                await one.unsubscribe()
+
+    async def observe(self) -> dict[PoolKey, Observation]:
+        """Look at everything once. What cannot be read is None in the observations."""
+        now = self._wall()
+        unbroken = self._since_s == self._nats.connected_since_s
+        self._since_s = self._nats.connected_since_s
+        members = await self._members()
+        reports = await load_reports(self._nats, self._names, members or [])
+        waiting = await self._stored()
+        batches = await self._open_batches(now)
+        for member in members or []:
+            self.known.setdefault(PoolKey(member.pool, member.fleet), member.model)
+        found: dict[PoolKey, Observation] = {}
+        for queue in sorted({key.model for key in self.known}):
+            heard = self._events.pop(queue, _Events())
+            kept = self._events[queue] = _Events(routed_seq=heard.routed_seq)
+            await self._read_waits(queue, heard, kept)
+            keys = sorted(key for key in self.known if key.model == queue)
+            here = [one for one in members or [] if one.pool == queue]
+            cheapest = min(keys, key=lambda key: (min((m.price for m in here if m.fleet == key.fleet), default=0.0), key.fleet))
+            before, stored = self._waiting.get(queue), (waiting or {}).get(queue, 0)
+            growth = stored - before if waiting is not None and before is not None and unbroken else None
+            if waiting is not None:
+                self._waiting[queue] = stored
+            for key in keys:
+                own = [one for one in here if one.fleet == key.fleet]
+                ids = {one.worker for one in own}
+                arrived = None
+                if growth is not None:
+                    placed = sum(count for worker, count in heard.placed.items() if worker in ids)
+                    arrived = max(0, placed + (growth if key == cheapest else 0))
+                found[key] = Observation(
+                    at=now,
+                    model=self.known[key],
+                    pool=str(key),
+                    arrived=arrived,
+                    waiting=None if waiting is None else stored if key == cheapest else 0,
+                    workers=None if members is None else tuple(worker_sight(one, reports.get(one.worker), now) for one in own),
+                    placed=tuple(heard.requests) if key == cheapest else (),
+                    outputs=tuple(tokens for worker, tokens in heard.outputs if worker in ids),
+                    backlog=tuple(
+                        (one.expires_at - now, one.queued)
+                        for one in batches
+                        if key == cheapest and one.model == self.known[key]
+                    ),
+                    steps=tuple(step for one in own for step in _steps(one, heard.reports.get(one.worker, []))),
+                )
+        return found
+
+    async def _members(self) -> list[WorkerMember] | None:
+        try:
+            return list(readable_members(await self._nats.bucket(self._names.bucket("members")).entries("worker.>")))
+        except JetStreamError as error:
+            log.warning("planner.members_unreadable", error=str(error))
+            return None
+
+    async def _stored(self) -> dict[str, int] | None:
+        """Return the requests that wait, by queue. Moved ones were counted when they first arrived."""
+        stored: dict[str, int] = {}
+        try:
+            for subject, count in (await self._nats.subject_counts(self._names.stream("REQ"), ">")).items():
+                with contextlib.suppress(SubjectError):
+                    request = self._names.parse_req(subject)
+                    if request.request_class not in MOVED_CLASSES:
+                        stored[request.pool] = stored.get(request.pool, 0) + count
+        except JetStreamError as error:
+            log.warning("planner.queues_unreadable", error=str(error))
+            return None
+        return stored
+
+    async def _open_batches(self, now: float) -> list[BatchRecord]:
+        """Return the batches with open lines: those that wait, are claimed or run alike."""
+        if now - self._batches[0] >= BATCHES_EVERY_S:
+            records: list[BatchRecord] = []
+            with contextlib.suppress(JetStreamError):
+                for entry in await self._nats.bucket(self._names.bucket("batches")).entries(">"):
+                    with contextlib.suppress(msgspec.MsgspecError):
+                        records.append(_batch.decode(entry.value))
+                self._batches = (now, [one for one in records if one.status == "in_progress" and one.queued])
+        return self._batches[1]
+
+    async def _read_waits(self, queue: str, heard: _Events, kept: _Events) -> None:
+        """Read how long requests waited from the routers' records, if there are any: events say the rest."""
+        stream, subject = self._names.stream("ROUTE"), self._names.route(queue)
+        with contextlib.suppress(JetStreamError):
+            if not heard.routed_seq:
+                kept.routed_seq = (await self._nats.stream_state(stream)).last_seq
+                return
+            read = await self._nats.subject_messages(stream, subject, limit=ROUTED_AT_ONCE, start_seq=heard.routed_seq + 1)
+            records = []
+            for message in read:
+                kept.routed_seq = max(kept.routed_seq, message.seq)
+                with contextlib.suppress(WireError):
+                    one = decode(Routed, message.data)
+                    records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
+            if records:
+                heard.requests = records
+
+    def _on_events(self, message: Message) -> None:
+        heard = self._events.setdefault(message.subject.rpartition(".")[2], _Events())
+        with contextlib.suppress(WireError):
+            for event in decode(JobEvents, message.data).events:
+                if event.kind == "placed" and event.attempt == 1:
+                    heard.placed[event.worker] = heard.placed.get(event.worker, 0) + 1
+                    if len(heard.requests) < MOST_SEEN:
+                        uncached = event.uncached if event.by else event.tokens
+                        heard.requests.append(RequestSight(prompt=event.tokens, uncached=uncached))
+                elif event.kind == "settled" and len(heard.outputs) < MOST_SEEN:
+                    heard.outputs.append((event.worker, event.tokens))
+
+    def _on_load(self, message: Message) -> None:
+        """Keep a report of each worker every now and then: steps teach, and a thousand workers send five a second each."""
+        _, _, rest = message.subject.partition(".load.")
+        queue, _, worker = rest.partition(".")
+        now = self._wall()
+        if now - self._heard_s.get(worker, 0.0) < STEP_EVERY_S:
+            return
+        self._heard_s[worker] = now
+        heard = self._events.setdefault(queue, _Events())
+        with contextlib.suppress(WireError):
+            reports = heard.reports.setdefault(worker, [])
+            if len(reports) < 100:
+                reports.append(decode(LoadReport, message.data))
+
+
+def worker_sight(member: WorkerMember, report: LoadReport | None, now: float) -> WorkerSight:
+    """Return a worker as the planner sees it. `now` is Unix time."""
+    state: SightState = "serving"
+    if member.sleeping:
+        state = "waking" if member.waking else "asleep"
+    elif member.paused:
+        state = "paused"
+    elif member.draining:
+        state = "draining"
+    sight = WorkerSight(
+        worker=member.worker,
+        role=member.role,
+        state=state,
+        roles=tuple(member.roles),
+        slots=member.slots,
+        kv_tokens=member.blocks * member.block_size,
+        start_s=member.start_s,
+    )
+    if report is None:
+        return sight
+    return WorkerSight(
+        **{name: getattr(sight, name) for name in ("worker", "role", "state", "roles", "slots", "kv_tokens", "start_s")},
+        running=report.running,
+        waiting=report.waiting,
+        kv_used=report.blocks_used / report.blocks_total if report.blocks_total else None,
+        queued_prefill_tokens=report.queued_prefill_tokens,
+        report_age_s=max(0.0, now - report.at),
+    )
+
+
+def _steps(member: WorkerMember, reports: list[LoadReport]) -> list[StepSight]:
+    return [
+        StepSight(
+            step_s=one.step_s,
+            prefill_tokens=one.step_prefill_tokens,
+            decodes=one.step_decodes,
+            context_tokens=one.blocks_used * member.block_size,
+        )
+        for one in reports
+        if one.step_s > 0 and one.step_prefill_tokens + one.step_decodes > 0
+    ]

@@ -1,0 +1,188 @@
+"""Runs the planner: leads or follows, looks at the deployment every tick, plans, acts if told to, and remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+
+from headrace.broker.part_state import PartState, Standing
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects, slug
+from headrace.planner import metrics
+from headrace.planner.actuators import Actuator
+from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
+from headrace.planner.desired_page import DesiredPage
+from headrace.planner.memory import dump, load
+from headrace.planner.observation import Observation
+from headrace.planner.plan import Plan
+from headrace.planner.pool_planner import PoolPlanner
+from headrace.planner.settings import PlannerSettings
+from headrace.planner.speed_curve import Speed
+
+log = structlog.get_logger()
+
+LEASE_KEY = "planner_leader"
+LEASE_TTL_S = 6.0
+LOOK_S = 20.0  # that one look may take
+
+
+class PlannerProcess:
+    """The planner of a deployment, over one connection. Several may run: the one that holds the lease decides."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        names: Subjects,
+        settings: PlannerSettings,
+        page: DesiredPage,
+        actuator: Actuator | None,
+        profile: dict[str, Speed] | None = None,
+    ) -> None:
+        """Without an `actuator` plans are told and not carried out. `profile`: measured speeds by role."""
+        self._nats = messaging
+        self._names = names
+        self._settings = settings
+        self._page = page
+        self._actuator = actuator
+        self._profile = profile
+        self._watch = DeploymentWatch(messaging, names)
+        self._planners: dict[PoolKey, PoolPlanner] = {}
+        self._told: dict[PoolKey, tuple[str, dict[str, int]]] = {}
+        self._lease = LeaseKeeper(
+            messaging,
+            names.bucket("state"),
+            LEASE_KEY,
+            secrets.token_bytes(8),
+            ttl_s=LEASE_TTL_S,
+            on_change=self._on_lease,
+            contested=True,
+        )
+
+    @property
+    def leading(self) -> bool:
+        """True while this process decides."""
+        return self._lease.held
+
+    async def run(self, state: PartState) -> None:
+        """Plan until cancelled."""
+        await self._watch.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._lease.run(), name="planner lease")
+                group.create_task(state.keep(self._describe), name="planner state")
+                await self._work()
+        finally:
+            await self._watch.stop()
+            await self._lease.release()
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    seen = await self._watch.observe()
+                if self.leading:
+                    await self._lead(seen)
+                else:
+                    await self._follow()
+            except TimeoutError:
+                log.warning("planner.look_late", limit_s=LOOK_S)
+            except JetStreamError as error:
+                log.warning("planner.tick_failed", error=str(error))
+            await asyncio.sleep(self._settings.tick_s)
+
+    async def _lead(self, seen: Mapping[PoolKey, Observation]) -> None:
+        await self._remember_pools()
+        plans: list[Plan] = []
+        for key, observation in seen.items():
+            planner = self._planners.get(key) or await self._recall(key)
+            plan = planner.tick(observation)
+            self._tell(key, plan)
+            if self._actuator is not None and plan.actions and self.leading:
+                done = await self._actuator.carry_out(plan)
+                planner.acted(done)
+            for name, count in planner.book.failed.items():
+                metrics.FAILED_FORECASTS.labels(plan.pool, name).set(count)
+            metrics.LOST_STARTS.labels(plan.pool).set(planner.starts.lost)
+            plans.append(plan)
+            await self._store(key, planner, plan)
+        self._page.put(plans)
+
+    def _tell(self, key: PoolKey, plan: Plan) -> None:
+        metrics.show(plan)
+        told = (plan.reason, plan.desired)
+        if self._told.get(key) == told:
+            return
+        self._told[key] = told
+        log.info(
+            "planner.decided",
+            pool=plan.pool,
+            reason=plan.reason,
+            mode=self._settings.mode,
+            desired=plan.desired,
+            supply=plan.supply,
+            needed=plan.needed,
+            rate=plan.rate,
+            forecast=plan.forecast_high,
+            forecaster=plan.forecaster,
+            waiting=plan.waiting,
+        )
+
+    # -- memory -----------------------------------------------------------------------------------------------------------
+
+    def _bucket_key(self, kind: str, key: PoolKey) -> str:
+        return f"{kind}.{key.model}.{slug(key.fleet) if key.fleet else '_'}"
+
+    async def _recall(self, key: PoolKey) -> PoolPlanner:
+        planner = PoolPlanner(self._settings, profile=self._profile)
+        metrics.declare(str(key))
+        entry = await self._nats.bucket(self._names.bucket("state")).get(self._bucket_key("planner", key))
+        if entry is not None and load(planner, entry.value, model=self._watch.known[key], pool=str(key)):
+            log.info("planner.recalled", pool=str(key), steps=len(planner.series.values))
+        self._planners[key] = planner
+        return planner
+
+    async def _store(self, key: PoolKey, planner: PoolPlanner, plan: Plan) -> None:
+        if not self.leading:
+            return
+        bucket = self._nats.bucket(self._names.bucket("state"))
+        await bucket.put(self._bucket_key("planner", key), dump(planner, model=plan.model, pool=plan.pool))
+        await bucket.put(self._bucket_key("plan", key), msgspec.msgpack.encode(plan))
+
+    async def _remember_pools(self) -> None:
+        """Learn which pools there were before, once: those that have no worker now must not be forgotten."""
+        if self._planners:
+            return
+        for plan in await self._stored_plans():
+            model, _, fleet = plan.pool.partition(".")
+            self._watch.known.setdefault(PoolKey(model, fleet), plan.model)
+
+    async def _stored_plans(self) -> list[Plan]:
+        plans: list[Plan] = []
+        for entry in await self._nats.bucket(self._names.bucket("state")).entries("plan.>"):
+            try:
+                plans.append(msgspec.msgpack.decode(entry.value, type=Plan))
+            except msgspec.MsgspecError as error:
+                log.warning("planner.plan_unreadable", key=entry.key, error=str(error))
+        return plans
+
+    async def _follow(self) -> None:
+        """Serve what the leader has planned, and know nothing that could be old when this process leads."""
+        self._planners.clear()
+        self._page.put(await self._stored_plans())
+
+    # -- standing ---------------------------------------------------------------------------------------------------------
+
+    def _on_lease(self, held: bool) -> None:
+        metrics.LEADING.set(held)
+        log.info("planner.leads" if held else "planner.follows")
+        self._planners.clear()  # another one may have led meanwhile: its memory is read again
+
+    def _describe(self) -> Standing:
+        why = "" if self._nats.connected else "no connection to the NATS server"
+        return Standing(ready=not why, healthy=not why, why=why, facts={"leading": self.leading, "mode": self._settings.mode})

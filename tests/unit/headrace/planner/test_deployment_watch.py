@@ -1,0 +1,139 @@
+"""The planner's watch over a real server: what is stored and told becomes one observation per pool."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from headrace.broker.batches.record import BatchRecord, LineCounts
+from headrace.broker.codec import encode
+from headrace.broker.messages import JobEvent, JobEvents, LoadReport, WorkerMember
+from headrace.jetstream.client import Connection
+from headrace.jetstream.subjects import Subjects
+from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
+
+POOL = "m-00000001"
+KEY = PoolKey(POOL)
+
+
+@pytest.fixture
+async def watch(connection: Connection, subjects: Subjects) -> AsyncIterator[DeploymentWatch]:
+    made = DeploymentWatch(connection, subjects)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def join(connection: Connection, subjects: Subjects, worker: str, **kw: object) -> None:
+    member = WorkerMember(worker=worker, pool=POOL, model="m", slots=8, blocks=100, block_size=16, **kw)  # type: ignore[arg-type]
+    await connection.bucket(subjects.bucket("members")).put(f"worker.{POOL}.{worker}", encode(member))
+
+
+async def report(connection: Connection, subjects: Subjects, worker: str, **kw: object) -> None:
+    values: dict[str, object] = {"epoch": 1, "n": 1, "at": time.time(), "slots": 8, "running": 2, "waiting": 0, **kw}
+    connection.send(subjects.load(POOL, worker), encode(LoadReport(worker=worker, **values)))  # type: ignore[arg-type]
+
+
+def tell(connection: Connection, subjects: Subjects, *events: JobEvent) -> None:
+    connection.send(subjects.events(POOL), encode(JobEvents(events=list(events))))
+
+
+async def test_arrivals_are_first_placements_and_the_growth_of_what_waits(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    first = (await watch.observe())[KEY]
+    assert first.arrived is None  # nothing to compare with yet
+    assert first.waiting == 0
+    for _ in range(3):
+        await connection.publish(subjects.req(POOL, "std"), b"x")
+    tell(
+        connection,
+        subjects,
+        JobEvent("placed", "a", 1, "w1", 100, 40, by="r1"),
+        JobEvent("placed", "b", 2, "w1", 100, 40, by="r1"),  # it arrived before
+        JobEvent("settled", "c", 1, "w1", 77),
+    )
+    await asyncio.sleep(0.2)
+    seen = (await watch.observe())[KEY]
+    assert (seen.arrived, seen.waiting) == (4, 3)
+    assert [(one.prompt, one.uncached) for one in seen.placed] == [(100, 40)]
+    assert seen.outputs == (77,)
+    assert (await watch.observe())[KEY].arrived == 0
+
+
+async def test_workers_are_seen_with_their_load_and_one_without_a_report_is_unknown(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    await join(connection, subjects, "w2", draining=True, sleeping=1)
+    await report(connection, subjects, "w1", blocks_total=100, blocks_used=25, step_s=0.1, step_decodes=2)
+    await asyncio.sleep(0.2)
+    seen = (await watch.observe())[KEY]
+    assert seen.workers is not None
+    one, other = sorted(seen.workers, key=lambda worker: worker.worker)
+    assert (one.running, one.kv_used, one.kv_tokens, one.state) == (2, 0.25, 1600, "serving")
+    assert one.report_age_s is not None
+    assert (other.report_age_s, other.state) == (None, "asleep")
+    assert [(step.step_s, step.decodes, step.context_tokens) for step in seen.steps] == [(0.1, 2, 400)]
+
+
+async def test_fleets_are_pools_of_their_own_and_what_waits_is_for_the_cheapest(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1", fleet="dear", price=4.0)
+    await join(connection, subjects, "w2", fleet="cheap", price=1.0)
+    await watch.observe()
+    await connection.publish(subjects.req(POOL, "std"), b"x")
+    tell(connection, subjects, JobEvent("placed", "a", 1, "w1", 100, 40, by="r1"))
+    await asyncio.sleep(0.2)
+    seen = await watch.observe()
+    dear, cheap = seen[PoolKey(POOL, "dear")], seen[PoolKey(POOL, "cheap")]
+    assert (dear.arrived, dear.waiting) == (1, 0)
+    assert (cheap.arrived, cheap.waiting) == (1, 1)
+
+
+async def test_a_pool_whose_workers_have_left_is_still_watched(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    await watch.observe()
+    await connection.bucket(subjects.bucket("members")).delete(f"worker.{POOL}.w1")
+    assert (await watch.observe())[KEY].workers == ()
+
+
+async def test_open_lines_of_batches_are_work_with_a_deadline(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    record = BatchRecord(
+        id="batch_1",
+        tenant="_",
+        endpoint="/v1/completions",
+        input_file_id="file-1",
+        completion_window="24h",
+        created=time.time(),
+        expires_at=int(time.time()) + 1000,
+        status="in_progress",
+        model="m",
+        counts=LineCounts(total=10, completed=3),
+    )
+    await connection.bucket(subjects.bucket("batches")).put("batch_1", msgspec.json.encode(record))
+    ((left_s, count),) = (await watch.observe())[KEY].backlog
+    assert count == 7
+    assert 900 < left_s <= 1000
+
+
+async def test_events_that_cannot_be_read_are_ignored(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    await watch.observe()
+    connection.send(subjects.events(POOL), b"\xc1")
+    connection.send(subjects.load(POOL, "w1"), b"\xc1")
+    await asyncio.sleep(0.2)
+    assert (await watch.observe())[KEY].arrived == 0
