@@ -18,10 +18,10 @@ from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects, tenant_token
 
 if TYPE_CHECKING:
     from headrace.broker.batches.settings import BatchSettings
+    from headrace.config.planner_settings import PlannerSettings
     from headrace.frontend.settings import FrontendSettings
     from headrace.jetstream.context import ConnectOptions
     from headrace.jetstream.settings import ServerSettings
-    from headrace.planner.settings import PlannerSettings
     from headrace.router.placement.fairness.settings import FairnessSettings
     from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
     from headrace.router.settings import RouterOptions
@@ -131,7 +131,7 @@ def _default_model(settings: Settings) -> tuple[str, str | None]:
 
 def planner_settings(settings: Settings) -> PlannerSettings:
     """Return the settings of the planner. Raises SettingsError for values that are wrong together."""
-    from headrace.planner.settings import PlannerSettings
+    from headrace.config.planner_settings import PlannerSettings
 
     try:
         return PlannerSettings(**values_of(settings, "planner", PlannerSettings))

@@ -79,7 +79,7 @@ def _router() -> tuple[type, ...]:
 
 
 def _planner() -> tuple[type, ...]:
-    from headrace.planner.settings import PlannerSettings
+    from headrace.config.planner_settings import PlannerSettings
 
     return (PlannerSettings,)
 

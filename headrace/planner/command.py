@@ -13,6 +13,7 @@ import structlog
 from headrace.broker.part_state import PartState
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import connect_options, planner_settings, subjects
+from headrace.config.planner_settings import PlannerSettings
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
 from headrace.jetstream.connect import connect_patiently
@@ -21,7 +22,6 @@ from headrace.jetstream.subjects import Subjects
 from headrace.planner.actuators import Actuator, CommandStarter, Starter, SupervisorStarter
 from headrace.planner.desired_page import DesiredPage, serve_page
 from headrace.planner.planner_process import PlannerProcess
-from headrace.planner.settings import PlannerSettings
 from headrace.planner.speed_curve import Speed
 from headrace.signals import stop_signals
 from headrace.up.worker_control import socket_of

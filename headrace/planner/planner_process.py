@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from headrace.broker.part_state import PartState, Standing
+from headrace.config.planner_settings import PlannerSettings
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging
@@ -22,7 +23,6 @@ from headrace.planner.memory import dump, load
 from headrace.planner.observation import Observation
 from headrace.planner.plan import Plan
 from headrace.planner.pool_planner import PoolPlanner
-from headrace.planner.settings import PlannerSettings
 from headrace.planner.speed_curve import Speed
 
 log = structlog.get_logger()

@@ -6,6 +6,7 @@ from math import ceil
 
 import msgspec
 
+from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import actions_for
 from headrace.planner.capacity import (
     Capacity,
@@ -22,7 +23,6 @@ from headrace.planner.observation import ROLES, Observation, WorkerSight, stale
 from headrace.planner.plan import Plan, Reason
 from headrace.planner.recent_requests import RecentRequests
 from headrace.planner.redistribution import most_leaving
-from headrace.planner.settings import PlannerSettings
 from headrace.planner.speed_curve import Speed, SpeedCurve
 from headrace.planner.start_ups import StartUps
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.memory import dump, load
 from headrace.planner.observation import StepSight
 from headrace.planner.plan import Plan
 from headrace.planner.pool_planner import PoolPlanner
-from headrace.planner.settings import PlannerSettings
 from tests.support.planner_sights import SOME, seen, worker
 
 SETTINGS = PlannerSettings(most=10, start_s=20.0, step_s=5.0)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from headrace.broker.codec import encode
 from headrace.broker.messages import WorkerMember
 from headrace.broker.part_state import PartState
+from headrace.config.planner_settings import PlannerSettings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.desired_page import DesiredPage
 from headrace.planner.planner_process import PlannerProcess
-from headrace.planner.settings import PlannerSettings
 
 POOL = "m-00000001"
 SETTINGS = PlannerSettings(tick_s=0.1, least=2, step_s=0.5)

@@ -6,11 +6,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import Action
 from headrace.planner.observation import RequestSight, StepSight
 from headrace.planner.plan import REASONS, Plan
 from headrace.planner.pool_planner import PoolPlanner
-from headrace.planner.settings import PlannerSettings
 from tests.support.planner_sights import PROFILE, SOME, seen, worker
 
 

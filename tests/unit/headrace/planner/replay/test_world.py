@@ -3,12 +3,12 @@ from __future__ import annotations
 import random
 from math import pi, sin
 
+from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import Action
 from headrace.planner.observation import Observation
 from headrace.planner.pool_planner import PoolPlanner
 from headrace.planner.replay.engines import Request
 from headrace.planner.replay.world import Outcome, World, WorldSettings
-from headrace.planner.settings import PlannerSettings
 from headrace.planner.speed_curve import Speed
 
 SPEED = Speed(base_s=0.1, prefill_s=8e-4, decode_s=8e-4, context_s=4e-8)  # slow: fewer steps to simulate
