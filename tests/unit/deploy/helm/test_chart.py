@@ -270,25 +270,22 @@ def test_selectors_budgets_and_policies_select_the_pods_they_are_for(everything:
     assert len({json.dumps([thing["kind"], thing["metadata"]["name"]]) for thing in everything}) == len(everything)
 
 
-def test_keda_reads_what_the_planner_wants_for_exactly_this_pool() -> None:
-    for model in ("Qwen/Qwen3-0.6B", "a.b_c/D", "x" * 60):
-        values = {
-            "planner": {"enabled": True},
-            "pools": {"p": {"model": model, "roles": {"decode": {"scaling": {"enabled": True}}}}},
-        }
-        found = rendered(values)
-        (scaled,) = (one for one in found if one["kind"] == "ScaledObject")
-        (trigger,) = scaled["spec"]["triggers"]
-        assert trigger["metadata"]["valueLocation"] == f"pools.{pool_id(model)}.decode"
-        (service,) = (one for one in found if one["kind"] == "Service" and one["metadata"]["name"] == "headrace-planner")
-        port = service["spec"]["ports"][0]["port"]
-        assert trigger["metadata"]["url"] == f"http://headrace-planner.headrace.svc:{port}/desired"
-        (target,) = (
-            one
-            for one in found
-            if one["metadata"]["name"] == scaled["spec"]["scaleTargetRef"]["name"] and one["kind"] == "Deployment"
-        )
-        assert "replicas" not in target["spec"], "or each upgrade would undo what was scaled"
+@pytest.mark.parametrize(
+    ("model", "fleet"), [("Qwen/Qwen3-0.6B", ""), ("a.b_c/D", "h100"), ("x" * 60, "")], ids=["plain", "of a fleet", "long"]
+)
+def test_keda_reads_what_the_planner_wants_for_exactly_this_pool(model: str, fleet: str) -> None:
+    role = {"scaling": {"enabled": True}, "fleet": fleet}
+    found = rendered({"planner": {"enabled": True}, "pools": {"p": {"model": model, "roles": {"decode": role}}}})
+    (scaled,) = (one for one in found if one["kind"] == "ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    (service,) = (one for one in found if one["kind"] == "Service" and one["metadata"]["name"] == "headrace-planner")
+    pool = f"{pool_id(model)}.{fleet}" if fleet else pool_id(model)
+    address = f"http://headrace-planner.headrace.svc:{service['spec']['ports'][0]['port']}"
+    assert trigger["metadata"]["url"] == f"{address}/desired/{pool}/decode"
+    assert trigger["metadata"]["valueLocation"] == "desired"
+    name = scaled["spec"]["scaleTargetRef"]["name"]
+    (target,) = (one for one in found if one["metadata"]["name"] == name and one["kind"] == "Deployment")
+    assert "replicas" not in target["spec"], "or each upgrade would undo what was scaled"
 
 
 def test_the_parts_of_an_engine_over_several_nodes_find_each_other_and_end_together(everything: list[Object]) -> None:
