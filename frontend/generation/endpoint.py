@@ -172,7 +172,8 @@ class GenerationEndpoint:
     ) -> None:
         flow = _Flow(writer, exchange, pace)
         events = flow.events(await answer.rows())
-        await exchange.start_stream(events if writer.open else b"")
+        if writer.open or writer.unsettled:  # else the whole answer is here, and its head leaves with it
+            await exchange.start_stream(events if writer.open else b"")
         keepalive_s = self._settings.sse_keepalive_s if writer.comments else 0.0
         # isinstance on a protocol would take as long as writing several events
         direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "deliver_to") else None
@@ -193,7 +194,7 @@ class GenerationEndpoint:
                 events = b""
             await writer.settle()
         watch.stop()
-        await exchange.send_events(events + writer.closing(), more=False)
+        await exchange.end_stream(events + writer.closing())
 
     async def _patient(self, answer: JobAnswer, exchange: HttpExchange, keepalive_s: float) -> list[Row]:
         """Return the next rows. Send a comment whenever they take long enough for a proxy to give up."""

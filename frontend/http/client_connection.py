@@ -231,6 +231,27 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def finish(self, data: bytes, head: bytes = b"") -> bool:
+        """Write the last part of a streamed answer and its end, past the layers of the server.
+
+        `head`: of a stream of which nothing was written, as for `begin`. Returns False if nothing was written and the caller
+        has to send through ASGI.
+        """
+        cycle: RequestResponseCycle = self.cycle
+        if self.pipeline or cycle.response_complete or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
+            return False
+        if not data or (cycle.response_started if head else not cycle.chunked_encoding):
+            return False
+        if head:
+            cycle.response_started = cycle.chunked_encoding = True
+            cycle.waiting_for_100_continue = False
+            head = b"%b%b\r\n" % (self.board.stream_head(cycle.default_headers), head)
+        self.transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data))
+        cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
     def cut(self, last_words: bytes) -> None:
         """Close the connection of a client that does not read. `last_words` reach it if it reads its backlog soon."""
         cycle: RequestResponseCycle | None = self.cycle

@@ -63,6 +63,7 @@ class Wire(Protocol):
     def full(self) -> bool: ...
     def begin(self, head: bytes, data: bytes) -> bool: ...
     def push(self, data: bytes) -> bool: ...
+    def finish(self, data: bytes, head: bytes = b"") -> bool: ...
     def cut(self, last_words: bytes) -> None: ...
 
 
@@ -223,17 +224,29 @@ class HttpExchange:
     async def start_stream(self, events: bytes = b"") -> None:
         """Send the head of a stream together with its first `events`. Raises SlowReader."""
         scope = self.scope
-        if self._wire is not None and events and self.stream_headers is _SSE:
-            head = _SSE_HEAD % shown_id(scope).encode()
-            if self.more_headers:
-                head += b"".join(b"%b: %b\r\n" % header for header in self.more_headers)
-            if self._wire.begin(head, events):
-                self.started = True
-                scope["headrace.status"] = 200
-                return
+        if self._wire is not None and events and self.stream_headers is _SSE and self._wire.begin(self._sse_head(), events):
+            self.started = True
+            scope["headrace.status"] = 200
+            return
         await self._start(200, self.stream_headers)
         if events:
             await self.send_events(events)
+
+    async def end_stream(self, events: bytes) -> None:
+        """Send the last events and the end of a stream, its head with them if that was not sent yet. Raises SlowReader."""
+        wire, started = self._wire, self.started
+        direct = wire is not None and events and (started or self.stream_headers is _SSE)
+        if direct and wire.finish(events, b"" if started else self._sse_head()):  # type: ignore[union-attr]
+            self.started = True
+            self.scope["headrace.status"] = 200
+            return
+        if not started:
+            await self._start(200, self.stream_headers)
+        await self.send_events(events, more=False)
+
+    def _sse_head(self) -> bytes:
+        head = _SSE_HEAD % shown_id(self.scope).encode()
+        return head + b"".join(b"%b: %b\r\n" % header for header in self.more_headers) if self.more_headers else head
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True

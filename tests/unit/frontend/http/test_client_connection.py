@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any
 
@@ -22,7 +23,12 @@ class Cycle:
         self.response_started = self.response_complete = self.disconnected = False
         self.keep_alive = self.waiting_for_100_continue = True
         self.default_headers = [(b"date", b"now"), (b"server", b"uvicorn")]
+        self.message_event = asyncio.Event()
+        self.ended = 0
         self.__dict__.update(changes)
+
+    def on_response(self) -> None:
+        self.ended += 1
 
 
 class Flow:
@@ -122,6 +128,52 @@ def test_no_head_is_written_into_another_answer_or_to_a_client_that_takes_nothin
         assert written(wire) == []
 
 
+HEAD = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\na: b\r\n\r\n"
+
+
+def test_an_answer_that_is_complete_at_once_leaves_in_one_write_and_frees_the_connection() -> None:
+    wire = connection(chunked_encoding=None)
+    assert wire.finish(b"data: x", b"a: b\r\n")
+    assert written(wire) == [HEAD + b"7\r\ndata: x\r\n0\r\n\r\n"]
+    cycle: Any = wire.cycle
+    assert (cycle.response_started, cycle.response_complete, cycle.waiting_for_100_continue) == (True, True, False)
+    assert (cycle.message_event.is_set(), cycle.ended) == (True, 1)
+    assert not wire.finish(b"data: y", b"a: b\r\n"), "it has ended"
+
+
+def test_the_end_of_a_stream_that_has_begun_has_no_second_head() -> None:
+    wire = connection(chunked_encoding=None)
+    assert wire.begin(b"a: b\r\n", b"data: x")
+    assert wire.finish(b"data: z")
+    assert b"".join(written(wire)) == HEAD + b"7\r\ndata: x\r\n7\r\ndata: z\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        (b"a: b\r\n", {"response_started": True}),
+        (b"", {"chunked_encoding": None}),
+        (b"", {"chunked_encoding": False}),
+        (b"", {"response_complete": True}),
+        (b"", {"disconnected": True}),
+        (b"", {"keep_alive": False}),
+    ],
+)
+def test_no_end_is_written_where_it_is_not_allowed(head: bytes, changes: dict[str, Any]) -> None:
+    wire = connection(**changes)
+    assert not wire.finish(b"x", head)
+    assert written(wire) == []
+
+
+def test_no_end_is_written_into_another_answer_or_to_a_client_that_takes_nothing_and_no_empty_one() -> None:
+    behind, full, usual = connection(), connection(), connection()
+    behind.pipeline.append((behind.cycle, None))  # type: ignore[arg-type]
+    full.flow.write_paused = True
+    for wire, data in ((behind, b"x"), (full, b"x"), (usual, b"")):
+        assert not wire.finish(data)
+        assert written(wire) == []
+
+
 class Pushed:
     """A connection that takes what the test wants."""
 
@@ -135,6 +187,10 @@ class Pushed:
 
     def push(self, data: bytes) -> bool:
         self.pushed.append(data)
+        return self.takes
+
+    def finish(self, data: bytes, head: bytes = b"") -> bool:
+        self.finished = (data, head)
         return self.takes
 
     def cut(self, last_words: bytes) -> None:
@@ -157,3 +213,39 @@ async def test_what_the_connection_does_not_take_goes_the_usual_way_and_so_does_
     await exchange.send_events(b"two", more=False)
     assert wire.pushed == [b"one"]
     assert sent == ([] if takes else [(b"one", True)]) + [(b"two", False)]
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_stream_that_is_complete_at_once_goes_with_its_head_to_the_connection_or_the_usual_way(*, takes: bool) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is to be read")
+
+    wire = Pushed(takes=takes)
+    scope = {"headers": [], "headrace.connection": wire, "headrace.request_id": "r1"}
+    exchange = HttpExchange(scope, receive, send)
+    exchange.more_headers = [(b"x-more", b"1")]
+    await exchange.end_stream(b"all")
+    data, head = wire.finished
+    assert data == b"all"
+    assert b"content-type: text/event-stream" in head
+    assert b"x-request-id: r1\r\n" in head
+    assert b"x-more: 1\r\n" in head
+    assert sent == ([] if takes else ["http.response.start", "http.response.body"])
+    assert (exchange.started, scope["headrace.status"]) == (True, 200)
+
+
+async def test_the_end_of_a_stream_that_has_begun_brings_no_head() -> None:
+    wire = Pushed(takes=True)
+    exchange = HttpExchange({"headers": [], "headrace.connection": wire, "headrace.request_id": "r1"}, _no, _no)
+    exchange.started = True
+    await exchange.end_stream(b"rest")
+    assert wire.finished == (b"rest", b"")
+
+
+async def _no(*_: Any) -> Any:
+    raise AssertionError("nothing is to be read or sent")
