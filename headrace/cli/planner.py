@@ -10,7 +10,7 @@ from headrace.config.flags import add_setting_flags
 
 
 def add_planner(commands: Any, about: str) -> None:
-    """Add `planner`."""
+    """Add `planner` and `planner replay`."""
     parser = commands.add_parser(
         "planner",
         help=about,
@@ -21,6 +21,21 @@ def add_planner(commands: Any, about: str) -> None:
     )
     add_setting_flags(parser, "planner")
     parser.set_defaults(run=_run, prog="headrace planner")
+    actions = parser.add_subparsers(metavar="", title="other planner commands")
+    replay = actions.add_parser(
+        "replay",
+        help="tell what the planner would have made of recorded requests, in virtual time",
+        description="Play recorded requests again with the planner and with fixed numbers of workers, in virtual time.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("--last", default="7d", metavar="SPAN", help="of the records, as 90s, 30m, 12h or 7d (default: 7d)")
+    replay.add_argument("--trace", metavar="FILE", help="a CSV file instead: TIMESTAMP, ContextTokens, GeneratedTokens")
+    replay.add_argument(
+        "--output-tokens", type=int, default=256, metavar="N", help="length of answers, which no record has (default: 256)"
+    )
+    replay.add_argument("--json", action="store_true", help="as JSON")
+    add_setting_flags(replay, "planner")
+    replay.set_defaults(run=_run_replay, prog="headrace planner replay")
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -28,3 +43,16 @@ def _run(parsed: argparse.Namespace) -> int:
     from headrace.planner.command import run_planner_command
 
     return run_planner_command(located_settings(parsed, "planner"))
+
+
+def _run_replay(parsed: argparse.Namespace) -> int:
+    from headrace.commands.running_deployment import located_settings
+    from headrace.planner.replay_command import run_planner_replay
+
+    return run_planner_replay(
+        located_settings(parsed, "planner"),
+        last=parsed.last,
+        trace=parsed.trace,
+        output=parsed.output_tokens,
+        as_json=parsed.json,
+    )
