@@ -249,7 +249,7 @@ async def measure(args: argparse.Namespace) -> None:
     def cache() -> Container[int]:
         return translator.device
 
-    runtime.watch_cache(cache)
+    runtime.watch_cache(cache, tiers=list)
     feed = KvFeed(engine, translator, publisher.step)
     deps = WorkerDeps(messaging=broker, subjects=subjects, settings=SessionSettings(slots=info.slots))
     session = WorkerSession(deps, member, EnginePorts(executor=runtime, kv=publisher))

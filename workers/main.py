@@ -288,7 +288,7 @@ def _cache_events(
                 "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
             )
         return None, [], []
-    publishers, feeds, caches = [], [], []
+    publishers, feeds, caches, translators = [], [], [], []
     for rank in ranks_of(info.ranks):
         translator = Translator(member.block_size, blocks=info.blocks // info.ranks)
         publisher = KvPublisher(
@@ -300,9 +300,12 @@ def _cache_events(
             inventory=translator.inventory,
         )
         publishers.append(publisher)
+        translators.append(translator)
         feeds.append(KvFeed(engine, translator, publisher.step, rank=rank or 0))
         caches.append(_device_of(translator))
-    runtime.watch_cache(*caches)
+    runtime.watch_cache(
+        *caches, tiers=lambda: [sum(counts) for counts in zip(*(one.held() for one in translators), strict=True)]
+    )
     return (publishers[0] if len(publishers) == 1 else RankPublishers(publishers)), feeds, caches
 
 

@@ -105,3 +105,6 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     ranks: Annotated[
         list[RankLoad], msgspec.Meta(max_length=MOST_RANKS)
     ] = []  # the same per data-parallel rank; empty for a worker with one
+    tiers: Annotated[
+        list[Count], msgspec.Meta(max_length=8)
+    ] = []  # blocks that its prefix cache holds: device, host, disk; empty where the engine does not tell

@@ -123,7 +123,8 @@ after a restart of the frontend, the stored records of placements are shown (two
 DRAIN = """example:
   headrace worker drain worker-1 --grace 120 --nats nats://broker:4222
 
-Returns when the worker has accepted. Its process ends with code 0 when its work is done or handed over."""
+Returns when the worker has accepted, with --wait when it has left. Its process ends with code 0 when its work is done or handed
+over."""
 
 
 HEALTH = """examples:

@@ -36,6 +36,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long it may take to finish (default: the worker's own drain_grace_s)",
     )
+    drain.add_argument("--wait", action="store_true", help="return when it has left, and show how far it is")
     role = _add(
         actions,
         "worker role",
@@ -99,7 +100,7 @@ def _run_worker_status(parsed: argparse.Namespace) -> int:
 def _run_drain(parsed: argparse.Namespace) -> int:
     from headrace.commands.operating.control import drain_worker
 
-    return drain_worker(located_settings(parsed), parsed.worker, grace_s=parsed.grace)
+    return drain_worker(located_settings(parsed), parsed.worker, grace_s=parsed.grace, wait=parsed.wait)
 
 
 def _run_role(parsed: argparse.Namespace) -> int:

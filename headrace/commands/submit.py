@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from tqdm import tqdm
 
 from headrace.broker.durable.names import job_token
 from headrace.client.client import Client, ClientOptions, client_of
@@ -23,6 +22,7 @@ from headrace.client.errors import ClientError, NotAllowed
 from headrace.client.requests import Priority, Request
 from headrace.client.results import Result
 from headrace.commands.operating.control_client import connected
+from headrace.commands.progress import Progress
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
@@ -84,12 +84,11 @@ async def _submit(client: Client, options: SubmitOptions, total: int, done: Mapp
                 failed += not known
                 bar.update()
 
-    with options.out.open("ab") as out, tqdm(total=total, unit=" lines", disable=None, file=sys.stderr) as bar:
+    with options.out.open("ab") as out, Progress(total, "lines") as bar:
         async for result in client.submit_all(wanted()):
             _write(out, result)
             failed += not result.ok
-            bar.update()
-            bar.set_postfix(failed=failed, refresh=False)
+            bar.update(failed=failed)
     sys.stderr.write(f"{total} lines: {total - failed} answered, {failed} failed, {before} of them before; {options.out}\n")
     return failed
 

@@ -180,6 +180,14 @@ class Console(NamedTuple):
         ),
     ] = None
     private: Annotated[bool, Setting("Show nothing without the key, also on a loopback address.", "--console-private")] = False
+    tls_cert: Annotated[
+        str | None,
+        Setting("Certificate chain of the console, PEM: HTTPS in place of HTTP.", "--console-tls-cert", kind="path"),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Setting("Its private key, PEM. Default: in the certificate's file.", "--console-tls-key", kind="path"),
+    ] = None
     frontend: Annotated[
         str | None,
         Setting(

@@ -44,6 +44,8 @@ class ConsoleOptions:
     frontend: str = ""
     may_kill: bool = False
     private: bool = False
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

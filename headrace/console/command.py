@@ -28,6 +28,8 @@ def run_console_command(settings: Settings) -> int:
     if given and len(given) < LEAST_KEY:
         raise SettingsError(f"console.key ({settings.source('console.key')}) has {len(given)} characters, it needs {LEAST_KEY}")
     key = given or secrets.token_urlsafe(KEY_BYTES)
+    if settings["console.tls_key"] and not settings["console.tls_cert"]:
+        raise SettingsError(f"console.tls_key ({settings.source('console.tls_key')}) needs console.tls_cert")
     in_up = SUPERVISOR_PID in os.environ  # which prints the link with its own ready text
     start_part(settings, {"component": "console"})
     options = connect_options(settings, name="headrace console")
@@ -39,6 +41,8 @@ def run_console_command(settings: Settings) -> int:
         frontend=settings["console.frontend"] or _running_frontend(settings),
         may_kill=settings["console.allow_kill"],
         private=settings["console.private"] or logs_in or not is_loopback(host),
+        tls_cert=settings["console.tls_cert"],
+        tls_key=settings["console.tls_key"],
     )
 
     def say(url: str) -> None:

@@ -57,6 +57,7 @@ def _worker(member: WorkerMember, report: LoadReport | None, now: float) -> dict
         "queued": row.waiting,
         "kv": None if row.kv_used is None else round(row.kv_used, 3),
         "blocks": report.blocks_total if report is not None else member.blocks,
+        "tiers": row.tiers,
         "tokens_s": round(row.tokens_s, 1),
         "step_ms": round(row.step_s * 1000, 2),
         "late": row.state == "no report",

@@ -57,7 +57,14 @@ async def run_console(
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises AddressUnavailable, and the ConnectError family if NATS cannot be used."""
-    settings = FrontendSettings(host=options.host, port=port, drain_grace_s=DRAIN_S, max_connections=512)
+    settings = FrontendSettings(
+        host=options.host,
+        port=port,
+        drain_grace_s=DRAIN_S,
+        max_connections=512,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+    )
     server = ConsoleServer()
     with contextlib.closing(listen(settings)) as listener:
         try:

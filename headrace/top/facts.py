@@ -38,6 +38,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     kv_used: float | None = None  # share of its KV blocks, 0 to 1; None = not told
     tokens_s: float = 0.0
     step_s: float = 0.0
+    tiers: list[int] = []  # blocks that its prefix cache holds: device, host, disk; empty = not told
     report_age_s: float | None = None
 
 
@@ -114,6 +115,7 @@ def worker_row(member: WorkerMember, report: LoadReport | None, now: float) -> W
         kv_used=report.blocks_used / report.blocks_total if report.blocks_total else None,
         tokens_s=report.step_decodes / report.step_s if report.running and report.step_s > 0 else 0.0,
         step_s=report.step_s,
+        tiers=report.tiers,
         report_age_s=max(0.0, now - report.at),
     )
 

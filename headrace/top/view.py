@@ -20,9 +20,9 @@ _KEYS: dict[Order, Callable[[WorkerRow], tuple[object, ...]]] = {
     "tokens": lambda row: (-row.tokens_s, row.worker),
     "name": lambda row: (row.worker,),
 }
-_HEADINGS = ("WORKER", "ROLE", "STATE", "RUN", "WAIT", "KV", "TOK/S", "STEP")
+_HEADINGS = ("WORKER", "ROLE", "STATE", "RUN", "WAIT", "KV", "TIERS", "TOK/S", "STEP")
 _RIGHT = frozenset({"RUN", "WAIT", "TOK/S", "STEP"})
-_DROPPED_FIRST = ("STEP", "ROLE", "WAIT", "KV")  # where the terminal is narrow
+_DROPPED_FIRST = ("TIERS", "STEP", "ROLE", "WAIT", "KV")  # where the terminal is narrow
 _COLOURS: dict[State, str] = {"no report": "31", "draining": "33", "asleep": "36", "paused": "33", "waking": "36"}
 
 
@@ -81,12 +81,12 @@ def _workers(snapshot: Snapshot, width: int, room: int | None, order: Order, *, 
         shown = max(0, room - 2)
         left, rows = len(rows) - shown, rows[:shown]
     cells = [_HEADINGS, *map(_cells, rows)]
-    keep = list(range(len(_HEADINGS)))
-    widths = [max(len(row[i]) for row in cells) for i in keep]
+    keep = [i for i, name in enumerate(_HEADINGS) if name != "TIERS" or any(any(row.tiers[1:]) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADINGS))]
     for name in _DROPPED_FIRST:
         if sum(widths[i] for i in keep) + 2 * (len(keep) - 1) <= width:
             break
-        keep.remove(_HEADINGS.index(name))
+        keep = [i for i in keep if _HEADINGS[i] != name]
     spare = width - sum(widths[i] for i in keep[1:]) - 2 * (len(keep) - 1)
     widths[0] = min(widths[0], max(8, spare))
     lines = [_cut(_row(row, keep, widths), width) for row in cells]
@@ -102,7 +102,8 @@ def _cells(row: WorkerRow) -> tuple[str, ...]:
     kv = "-" if row.kv_used is None else f"{_bar(row.kv_used)} {row.kv_used:4.0%}"
     rate, step = (f"{row.tokens_s:,.0f}", f"{row.step_s * 1000:.3g}ms") if row.running else ("-", "-")
     role = "agg" if row.role == "aggregated" else row.role
-    return (row.worker, role, row.state, f"{row.running}/{row.slots}", str(row.waiting), kv, rate, step)
+    tiers = "/".join(map(str, row.tiers)) or "-"
+    return (row.worker, role, row.state, f"{row.running}/{row.slots}", str(row.waiting), kv, tiers, rate, step)
 
 
 def _bar(share: float) -> str:

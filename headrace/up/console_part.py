@@ -60,8 +60,9 @@ def console_part(
         "HEADRACE_CONSOLE_PRIVATE": str(not open_here or settings["console.private"]).lower(),
         "HEADRACE_CONSOLE_ALLOW_KILL": str(open_here or settings["console.allow_kill"]).lower(),
     }
+    tls = settings["console.tls_cert"] is not None
     part = ManagedProcess("console", ("console", "--console-port", str(port)), env, RestartState(essential=False))
-    return ConsolePart(part=part, url=f"{base_url(host, port)}/console", key=key)
+    return ConsolePart(part=part, url=f"{base_url(host, port, tls=tls)}/console", key=key)
 
 
 def _port(settings: Settings, host: str, taken: set[int]) -> int:

@@ -46,6 +46,7 @@ _log = structlog.get_logger()
 _KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
 _PUBLISH_AGAIN_S = 5.0  # when the run file could not be written
 _SETTLE_S = 5.0  # on a terminal: for the lines of the routers, before the text that nothing is to be printed over
+_SAY_STOPPING_S = 10.0
 _ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
 
 
@@ -198,6 +199,25 @@ class Supervisor:
     async def _stop_parts(self) -> None:
         self._terminal.status("")
         _log.info("up.stopping", grace_s=self._settings["up.grace_s"], failed=self._failure is not None)
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(self._show_stopping())
+            await self._stop_in_order()
+            showing.cancel()
+        self._terminal.status("")
+
+    async def _show_stopping(self) -> None:
+        """Say what has not ended yet: on a terminal as the live line, else in a log line from time to time."""
+        began_s = said_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self._terminal.STATUS_EVERY_S)
+            left = [part.name for part in self._parts if not part.ended.is_set()]
+            now_s = time.monotonic()
+            self._terminal.finishing(left, now_s - began_s)
+            if now_s - said_s >= _SAY_STOPPING_S:
+                said_s = now_s
+                _log.info("up.still_stopping", parts=left, seconds=round(now_s - began_s))
+
+    async def _stop_in_order(self) -> None:
         worker_grace_s = self._settings["up.grace_s"] + _KILL_AFTER_GRACE_S
         async with asyncio.TaskGroup() as group:
             for worker in self._parts.workers:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, TextIO
 
 _COLOURS = (36, 35, 32, 33, 34, 96, 95, 92)  # ANSI, one per part in the order of first appearance
 _CLEAR = "\r\x1b[2K"
+_MOST_PARTS = 4  # in a live line
 
 
 class Terminal(io.TextIOBase):
@@ -65,6 +66,10 @@ class Terminal(io.TextIOBase):
         """Show what a start waits for, as the live line."""
         self.status(f"  … {what}, {elapsed_s:.0f} s")
 
+    def finishing(self, parts: Sequence[str], elapsed_s: float) -> None:
+        """Show which parts have not ended yet, as the live line."""
+        self.status(stopping_text(parts, elapsed_s))
+
     async def settle(self, parts: Iterable[str], *, one_of: Iterable[str], timeout_s: float) -> None:
         """Wait for nothing: where all log lines are shown, those of parts that become ready may come at any time."""
 
@@ -76,6 +81,14 @@ class Terminal(io.TextIOBase):
                 prefix = f"\x1b[{_COLOURS[len(self._prefixes) % len(_COLOURS)]}m{prefix}\x1b[0m"
             self._prefixes[part] = prefix
         return prefix
+
+
+def stopping_text(parts: Sequence[str], elapsed_s: float) -> str:
+    """Return the live line while parts finish their work, empty when all have ended."""
+    if not parts:
+        return ""
+    shown = ", ".join(parts[:_MOST_PARTS]) + (f" and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else "")
+    return f"  … {shown} {'finishes' if len(parts) == 1 else 'finish'}, {elapsed_s:.0f} s"
 
 
 def as_json(part: str, line: str) -> str:

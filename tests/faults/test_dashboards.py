@@ -85,6 +85,7 @@ class Prometheus:
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'tsdb'}",
                     f"--web.listen-address=127.0.0.1:{port}",
+                    "--enable-feature=exemplar-storage",
                 ],
                 stdout=log,
                 stderr=log,

@@ -60,6 +60,7 @@ class SimulatedDeployment:
             member.worker: LoadReport(
                 worker=member.worker, epoch=1, n=self.looks, at=now, slots=64, running=roll(0, 64), waiting=roll(0, 9),
                 blocks_total=4096, blocks_used=roll(0, 4096), step_s=0.02, step_decodes=roll(0, 64),
+                tiers=[roll(0, 4096), roll(0, 90_000), 0],
             )
             for member in self._members
         }  # fmt: skip

@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from headrace.chat.streamed_answer import NoAnswer, served_models
+from headrace.commands.progress import Progress
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.logs import configure
 from headrace.router.errors import RouterError
@@ -110,13 +111,15 @@ async def _measure(parsed: argparse.Namespace, server: Target, trace: Trace | No
         await run_closed(server, first, streams=min(parsed.streams, parsed.warm_up), timeout_s=timeout_s)
     pids = _processes(parsed.data_dir)
     before = _used(pids)
-    if trace is not None:
-        outcome = await run_at(server, asked, trace_times(trace, parsed.speed), timeout_s=timeout_s)
-    elif parsed.rate is not None:
-        at_s = poisson(parsed.rate, len(asked), parsed.seed) if parsed.poisson else steady(parsed.rate, len(asked))
-        outcome = await run_at(server, asked, at_s, timeout_s=timeout_s)
-    else:
-        outcome = await run_closed(server, asked, streams=parsed.streams, timeout_s=timeout_s)
+    with Progress(len(asked), "requests") as bar:
+        if trace is not None:
+            at_s = trace_times(trace, parsed.speed)
+            outcome = await run_at(server, asked, at_s, timeout_s=timeout_s, on_end=bar.update)
+        elif parsed.rate is not None:
+            at_s = poisson(parsed.rate, len(asked), parsed.seed) if parsed.poisson else steady(parsed.rate, len(asked))
+            outcome = await run_at(server, asked, at_s, timeout_s=timeout_s, on_end=bar.update)
+        else:
+            outcome = await run_closed(server, asked, streams=parsed.streams, timeout_s=timeout_s, on_end=bar.update)
     return outcome, make_report(outcome, before, _used(pids), _conditions(parsed, server))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -20,6 +20,10 @@ WORDS = (
     *("time", "way", "year", "work", "day", "part", "place", "case", "week", "point", "home", "room", "water", "book"),
     *("word", "line", "side", "city", "name", "house"),
 )
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,13 @@ def trace_times(trace: Trace, speed: float) -> list[float]:
 # Runs.
 
 
-async def run_closed(server: Target, asked: Iterable[bytes], *, streams: int, timeout_s: float) -> Outcome:
-    """Send these over so many connections, each its next one when its last has ended. Raises CommandError."""
+async def run_closed(
+    server: Target, asked: Iterable[bytes], *, streams: int, timeout_s: float, on_end: Callable[[], None] = _nothing
+) -> Outcome:
+    """Send these over so many connections, each its next one when its last has ended. Raises CommandError.
+
+    `on_end` is called after each.
+    """
     outcome = Outcome()
     waiting = iter(asked)
 
@@ -130,6 +139,7 @@ async def run_closed(server: Target, asked: Iterable[bytes], *, streams: int, ti
                 if not await _ask(connection, one, server.path):
                     _close(connection)
                     connection = None
+                on_end()
         finally:
             if connection is not None:
                 _close(connection)
@@ -140,8 +150,18 @@ async def run_closed(server: Target, asked: Iterable[bytes], *, streams: int, ti
     return outcome
 
 
-async def run_at(server: Target, asked: Sequence[bytes], at_s: Sequence[float], *, timeout_s: float) -> Outcome:
-    """Send each at its time after the start, over connections that are free, or new ones. Raises CommandError."""
+async def run_at(
+    server: Target,
+    asked: Sequence[bytes],
+    at_s: Sequence[float],
+    *,
+    timeout_s: float,
+    on_end: Callable[[], None] = _nothing,
+) -> Outcome:
+    """Send each at its time after the start, over connections that are free, or new ones. Raises CommandError.
+
+    `on_end` is called after each.
+    """
     outcome = Outcome()
     free: list[StreamConnection] = []
 
@@ -153,6 +173,7 @@ async def run_at(server: Target, asked: Sequence[bytes], at_s: Sequence[float], 
             kept = await _ask(connection, ask, server.path)
         finally:
             free.append(connection) if kept else _close(connection)
+            on_end()
 
     started = time.perf_counter()
     try:

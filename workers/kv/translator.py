@@ -133,6 +133,10 @@ class Translator:
         """Return the number of blocks held per tier."""
         return {tier: len(state.held) for tier, state in self._tiers.items()}
 
+    def held(self) -> list[int]:
+        """Return the number of blocks held per tier, in the order of `TIERS`."""
+        return [len(state.held) for state in self._tiers.values()]
+
     @property
     def remembered(self) -> int:
         """Return the number of known hashes, held or removed."""

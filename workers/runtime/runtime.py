@@ -69,6 +69,7 @@ class Runtime:
         self._pooling = PoolRuns(engine, self.watchdog, self._scope, refused=self._refused)
         self._sink: RunSink | None = None
         self._caches: tuple[Callable[[], Container[int]], ...] = ()
+        self._tiers: Callable[[], list[int]] = list
         self._remotes: RemotePrefills | None = None
         self._tapped: Callable[[list[Output]], None] | None = None
 
@@ -98,9 +99,13 @@ class Runtime:
         intake = ChoiceIntake(info, table, parsers)
         self._runs = Runs(self._engine, sink, intake, self.sequences, self._outputs, remotes, beams)
 
-    def watch_cache(self, *devices: Callable[[], Container[int]]) -> None:
-        """Set, per rank, the source of the chain values that are cached, by which cached parts of prompts are known."""
+    def watch_cache(self, *devices: Callable[[], Container[int]], tiers: Callable[[], list[int]]) -> None:
+        """Set, per rank, the source of the chain values that are cached, by which cached parts of prompts are known.
+
+        `tiers` counts the blocks that all ranks hold together, per tier.
+        """
         self._caches = devices
+        self._tiers = tiers
 
     def tap(self, sink: Callable[[list[Output]], None] | None) -> None:
         """Send the engine's outputs to `sink` instead; None ends that. Used by the warm-up, before any job is accepted."""
@@ -186,6 +191,7 @@ class Runtime:
             step_s=load.step_s,
             step_prefill_tokens=load.step_prefill_tokens,
             step_decodes=load.step_decodes,
+            tiers=self._tiers(),
             ranks=rank_loads(report.ranks, load, self.sequences.unsubmitted_by),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from headrace.broker.messages import Done, Drain, Inspect, Inspection, Record, W
 from headrace.broker.messages.prefill import SetRole
 from headrace.broker.models.card_store import readable_members
 from headrace.commands.operating.control_client import ask_all, columns, connected
+from headrace.commands.progress import Progress
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import NoResponder, RequestTimeout
@@ -20,6 +22,7 @@ from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
 _ANSWER_TIMEOUT_S = 5.0
+_LOOK_S = 0.5
 _ROLE_MARGIN_S = 15.0  # beyond the grace period: handing over what is left, and the engine's own change
 
 
@@ -44,17 +47,38 @@ def show_workers(settings: Settings, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> int:
-    """Run `headrace worker drain` and return when the worker has accepted. Raises CommandError."""
+def drain_worker(settings: Settings, worker: str, *, grace_s: float | None, wait: bool = False) -> int:
+    """Run `headrace worker drain`. Return when the worker has accepted, or with `wait` when it is gone. Raises CommandError."""
     if grace_s is not None:
         check_grace(grace_s)
 
-    async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
-        return await tell_worker(messaging, names, worker, Drain(grace_s=grace_s), timeout_s=_ANSWER_TIMEOUT_S)
+    async def tell(messaging: Messaging, names: Subjects) -> None:
+        told, answer = await tell_worker(messaging, names, worker, Drain(grace_s=grace_s), timeout_s=_ANSWER_TIMEOUT_S)
+        sys.stdout.write(f"{told} drains{f': {answer.message}' if answer.message else ''}\n")
+        sys.stdout.flush()
+        if wait:
+            await _until_gone(messaging, names, told)
+            sys.stdout.write(f"{told} is gone\n")
 
-    told, answer = connected(settings, tell, name="headrace worker drain")
-    sys.stdout.write(f"{told} drains{f': {answer.message}' if answer.message else ''}\n")
+    connected(settings, tell, name="headrace worker drain")
     return EXIT_OK
+
+
+async def _until_gone(messaging: Messaging, names: Subjects, worker: str) -> None:
+    """Show how many of the worker's requests have ended or moved until it has no lease."""
+    held = await _held(messaging, names, worker)
+    with Progress(max(1, held), "requests ended or moved") as progress:
+        while any(member.worker == worker for member in await live_workers(messaging, names)):
+            await asyncio.sleep(_LOOK_S)
+            now = await _held(messaging, names, worker)
+            progress.update(max(0, held - now))
+            held = min(held, now)
+
+
+async def _held(messaging: Messaging, names: Subjects, worker: str) -> int:
+    """Return how many requests a worker holds, 0 where it does not answer."""
+    (state,) = await ask_all(messaging, names, [worker], Inspect(), Inspection)
+    return sum(state.states.values()) if state is not None else 0
 
 
 def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -> int:

@@ -33,6 +33,14 @@ export function Overview() {
     ]} />`;
 }
 
+const TIERS = ['device', 'host', 'disk'];
+
+function cached(tiers) {
+  if (!tiers || !tiers.length) return '–';
+  const shown = tiers.map((blocks, at) => [TIERS[at], blocks]).filter(([, blocks], at) => !at || blocks);
+  return shown.map(([name, blocks]) => `${count(blocks)} ${name}`).join(', ');
+}
+
 export function Workers() {
   const workers = useTable('workers'), may = useSignal(access);
   return html`<h1>Workers</h1><${Trouble} of=${workers} />
@@ -44,6 +52,7 @@ export function Workers() {
       ['Running', (r) => `${count(r.running)} of ${count(r.slots)}`, (r) => r.running, { number: true }],
       ['In engine queue', (r) => count(r.queued), (r) => r.queued, { number: true }],
       ['KV blocks', (r) => html`<${Share} value=${r.kv} label=${`KV blocks of ${r.id} in use`} /> <span class="dim">of ${count(r.blocks)}</span>`, (r) => r.kv],
+      ['Cached blocks', (r) => cached(r.tiers), (r) => (r.tiers || []).reduce((a, b) => a + b, 0)],
       ['Tokens/s', (r) => count(Math.round(r.tokens_s)), (r) => r.tokens_s, { number: true }],
       ['Step', (r) => (r.step_ms ? `${r.step_ms} ms` : '–'), (r) => r.step_ms, { number: true }],
       ['Engine', (r) => r.engine, (r) => r.engine],

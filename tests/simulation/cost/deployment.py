@@ -183,7 +183,7 @@ class Cost:
         publisher = KvPublisher(
             machine.messaging, SUBJECTS, pool=POOL, worker=machine.id, epoch=1, inventory=translator.inventory
         )
-        runtime.watch_cache(lambda: translator.device)
+        runtime.watch_cache(lambda: translator.device, tiers=translator.held)
         feed = KvFeed(engine, translator, publisher.step)
         deps = WorkerDeps(
             messaging=machine.messaging,

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker.part_state import PartState, Standing
 from headrace.commands.probe_server import serve_probes
 from headrace.commands.run import probe_port
 from headrace.config.settings import load
+from headrace.workers import metrics as worker_metrics
 
 Ask = Callable[[str], tuple[int, Any]]
 
@@ -59,6 +62,22 @@ def test_metrics_are_beside_it_and_nothing_else_is(port: int, ask: Ask) -> None:
     status, body = ask("/etc/passwd")
     assert status == 404
     assert "/live, /ready, /health, /metrics" in body["error"]
+
+
+def test_an_engines_series_beside_ours_are_valid_openmetrics_for_a_scraper_that_asks_for_it(port: int) -> None:
+    engines = Histogram("vllm:a_test_seconds", "Of an engine", ["engine"], registry=REGISTRY)
+    engines.labels("0").observe(0.2)
+    worker_metrics.KV_BLOCKS.labels("device", "0").set(3)
+    asked = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    try:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"accept": asked})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            assert answer.headers["content-type"].startswith("application/openmetrics-text")
+            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+    finally:
+        REGISTRY.unregister(engines)
+    assert families["vllm:a_test_seconds"].type == "histogram"
+    assert "headrace_worker_kv_blocks" in families
 
 
 def test_a_client_that_says_nothing_keeps_no_other_waiting(port: int, ask: Ask) -> None:

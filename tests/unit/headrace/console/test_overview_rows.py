@@ -43,6 +43,12 @@ def test_a_pool_without_workers_is_shown_with_what_waits_for_them() -> None:
     assert found["summary"]["deployment"]["kv"] is None
 
 
+def test_a_row_has_the_cached_blocks_per_tier() -> None:
+    workers = [WorkerMember(worker="a", pool="p", model="m", slots=8)]
+    assert tables(workers, {"a": report("a", tiers=[7, 2, 1])})["workers"]["a"]["tiers"] == [7, 2, 1]
+    assert tables(workers, {})["workers"]["a"]["tiers"] == []
+
+
 def test_a_worker_without_reports_is_late_and_its_cache_unknown() -> None:
     row = tables([WorkerMember(worker="a", pool="p", model="m", slots=8)], {})["workers"]["a"]
     assert (row["state"], row["kv"], row["late"]) == ("no report", None, True)

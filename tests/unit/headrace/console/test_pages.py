@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from importlib.resources import files
 
@@ -11,6 +12,8 @@ from starlette.applications import Starlette
 from headrace.console.pages import POLICY, ConsolePages
 
 MOST_SCRIPT = 100_000  # bytes, not compressed
+MOST_FIRST = 100_000  # of all that the first page needs
+MOST_REQUESTS = 10  # after that for the page
 ASSETS = files("headrace.console") / "assets"
 
 
@@ -23,6 +26,25 @@ def client() -> httpx.AsyncClient:
 def test_all_scripts_together_are_small() -> None:
     sizes = ConsolePages().sizes()
     assert 0 < sum(size for name, size in sizes.items() if name.endswith(".js")) < MOST_SCRIPT
+
+
+def test_the_page_asks_for_all_that_it_needs_at_once_and_for_little() -> None:
+    """No script is found only when another one has arrived, and there is something to see before any."""
+    page = (ASSETS / "index.html").read_text()
+    asked = set(re.findall(r'(?:href|src)="/console/assets/([^"]+)"', page))
+    needed, found = {"console.js"}, {"console.js"}
+    while found:
+        name = found.pop()
+        for other in re.findall(r"""from ['"]([^'"]+)['"]""", (ASSETS / name).read_text()):
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), other.removeprefix("/console/assets/")))
+            found |= {path} - needed
+            needed.add(path)
+    assert len(needed) > 5
+    assert needed <= asked
+    sizes = ConsolePages().sizes()
+    assert len(asked) <= MOST_REQUESTS
+    assert sum(sizes[name] for name in {*asked, "index.html"}) < MOST_FIRST
+    assert "<strong>Headrace</strong>" in page.partition("<body>")[2]
 
 
 def test_nothing_comes_from_other_hosts() -> None:

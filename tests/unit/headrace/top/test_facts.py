@@ -19,9 +19,10 @@ def report(at: float = 100.0, **more: Any) -> LoadReport:
 
 
 def test_a_row_has_the_load_of_the_last_report() -> None:
-    row = worker_row(member(), report(blocks_total=200, blocks_used=50, step_s=0.02, step_decodes=4), 100.5)
+    row = worker_row(member(), report(blocks_total=200, blocks_used=50, step_s=0.02, step_decodes=4, tiers=[9, 1, 0]), 100.5)
     assert (row.state, row.running, row.slots, row.waiting) == ("serving", 4, 8, 1)
     assert (row.kv_used, row.tokens_s, row.step_s, row.report_age_s) == (0.25, 200.0, 0.02, 0.5)
+    assert row.tiers == [9, 1, 0]
 
 
 def test_an_idle_worker_makes_no_tokens_whatever_its_last_step_was() -> None:

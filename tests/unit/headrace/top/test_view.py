@@ -84,6 +84,15 @@ def test_a_terminal_of_80_by_24_shows_all_columns_of_a_usual_worker() -> None:
     assert "stored: REQ 3  DLQ ?" in text
 
 
+def test_tiers_are_shown_where_a_worker_uses_one_below_the_device_and_there_is_room() -> None:
+    tiered = worker("tiered", slots=8, kv_used=0.5, tiers=[120, 300, 0])
+    wide = "\n".join(draw(snapshot(tiered, IDLE), width=100, height=24))
+    assert re.search(r"^WORKER +ROLE +STATE +RUN +WAIT +KV +TIERS +TOK/S +STEP$", wide, re.MULTILINE)
+    assert re.search(r"^tiered .* 120/300/0 +- +-$", wide, re.MULTILINE)
+    assert "TIERS" not in "\n".join(draw(snapshot(tiered, IDLE), width=60, height=24))
+    assert "TIERS" not in "\n".join(draw(snapshot(worker(tiers=[120, 0, 0]), IDLE), width=100, height=24))
+
+
 @pytest.mark.parametrize(("order", "first"), [("load", "w"), ("kv", "i"), ("tokens", "w"), ("name", "i")])
 def test_workers_are_sorted_as_asked(order: Order, first: str) -> None:
     lines = draw(snapshot(IDLE, BUSY), width=80, height=24, order=order)

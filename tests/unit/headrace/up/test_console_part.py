@@ -35,6 +35,11 @@ def test_the_link_has_the_key_and_what_is_written_down_has_not() -> None:
     assert made().key != console.key
 
 
+def test_the_link_of_a_console_with_a_certificate_is_https() -> None:
+    assert made(console__tls_cert="/cert.pem").link.startswith("https://")
+    assert made().link.startswith("http://")
+
+
 def test_on_this_machine_alone_it_is_open_and_may_kill() -> None:
     env = made().part.env
     assert (env["HEADRACE_CONSOLE_PRIVATE"], env["HEADRACE_CONSOLE_ALLOW_KILL"]) == ("false", "true")

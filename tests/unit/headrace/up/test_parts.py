@@ -19,7 +19,7 @@ from headrace.signals import stop_signals
 from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models
 from headrace.up.ready_text import ready_text
 from headrace.up.runfile import RunFile
-from headrace.up.terminal import Terminal
+from headrace.up.terminal import Terminal, stopping_text
 
 
 class _Tty(io.StringIO):
@@ -53,6 +53,13 @@ def test_a_log_line_never_lands_inside_the_status_line() -> None:
     terminal.write("last\n")
     clear = "\r\x1b[2K"
     assert out.getvalue() == f"{clear}loading, 3 s{clear}log line\nloading, 3 s{clear}last\n"
+
+
+def test_the_live_line_of_a_stop_names_what_has_not_ended() -> None:
+    assert stopping_text(["worker-1"], 3.4) == "  … worker-1 finishes, 3 s"
+    many = [f"worker-{number}" for number in range(1, 8)]
+    assert stopping_text(many, 12.0) == "  … worker-1, worker-2, worker-3, worker-4 and 3 more finish, 12 s"
+    assert stopping_text([], 1.0) == ""
 
 
 def test_no_status_line_without_a_terminal() -> None:

@@ -34,6 +34,14 @@ async def test_a_closed_loop_asks_all_requests_over_so_many_connections() -> Non
     assert len(outcome.first_token_s) == len(outcome.total_s) == 10
 
 
+async def test_every_end_is_told_also_that_of_a_request_that_failed() -> None:
+    ends: list[int] = []
+    async with serving(lambda number: REFUSED if number == 2 else streamed(1)) as (server, _):
+        await run_closed(server, chats(4), streams=2, timeout_s=30, on_end=lambda: ends.append(1))
+        await run_at(server, chats(3), [0.0] * 3, timeout_s=30, on_end=lambda: ends.append(2))
+    assert ends == [1] * 4 + [2] * 3
+
+
 async def test_a_connection_that_gave_an_error_is_not_used_again() -> None:
     async with serving(lambda number: REFUSED if number == 2 else streamed(1)) as (server, asked):
         outcome = await run_closed(server, chats(4), streams=1, timeout_s=30)

@@ -271,7 +271,7 @@ async def test_the_engine_is_told_what_its_cache_should_have():
     asked = Generation(token_ids=pack_u32(prompt), sampling=Sampling(max_tokens=2))
     for cached, expected in ((set(), 0), ({chain[0]}, 32), ({chain[0], chain[1]}, 64), ({chain[1]}, 0)):
         async with running() as bench:
-            bench.runtime.watch_cache(lambda cached=cached: cached)
+            bench.runtime.watch_cache(lambda cached=cached: cached, tiers=list)
             await bench.start(asked, hashes=pack_u64(chain))
             assert bench.engine.taken[0].expected_cached == expected
 
@@ -280,7 +280,7 @@ async def test_at_least_one_token_is_never_expected_in_the_cache():
     prompt = [*range(64)]
     chain = block_chain(prompt, 32)
     async with running() as bench:
-        bench.runtime.watch_cache(lambda: set(chain))
+        bench.runtime.watch_cache(lambda: set(chain), tiers=list)
         await bench.start(Generation(token_ids=pack_u32(prompt), sampling=Sampling(max_tokens=2)), hashes=pack_u64(chain))
         assert bench.engine.taken[0].expected_cached == 32
 
@@ -296,6 +296,13 @@ async def test_a_report_counts_what_is_on_its_way_into_the_engine():
         assert len(bench.engine.taken) == 2
         filled = report(bench)
         assert (filled.queued_prefill_tokens, filled.step_prefill_tokens, filled.step_decodes, filled.step_s) == (5, 7, 2, 0.5)
+
+
+async def test_a_report_has_the_cached_blocks_per_tier_once_the_cache_is_watched():
+    async with running() as bench:
+        assert report(bench).tiers == []
+        bench.runtime.watch_cache(set, tiers=lambda: [5, 3, 0])
+        assert report(bench).tiers == [5, 3, 0]
 
 
 async def _nothing() -> None:
