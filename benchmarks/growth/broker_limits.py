@@ -33,7 +33,7 @@ class Step:
     unit: str
     storage: str = "file"
     streams: int = 0
-    consumers: tuple[int, int] = (0, 0)  # that are pulled from, of each stream; that nobody pulls from, of the first
+    consumers: tuple[int, int] = (0, 0)  # that are pulled from, of each stream; that no client pulls from, of the first
     counted: dict[str, int] = field(default_factory=dict)  # said beside the figures
 
 

@@ -33,7 +33,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port on which nothing listens now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
