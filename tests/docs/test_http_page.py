@@ -45,7 +45,9 @@ def subclasses(kind: type[FrontendError]) -> set[type[FrontendError]]:
 
 
 def test_every_error_code_is_on_the_page() -> None:
-    named = codes() | {kind.code for kind in subclasses(FrontendError) if kind.code}
+    # those of the frontend alone: the console, which other tests of the same run import, has some of its own
+    kinds = {kind for kind in subclasses(FrontendError) if kind.__module__.startswith("headrace.frontend.")}
+    named = codes() | {kind.code for kind in kinds if kind.code}
     assert len(named) > 60
     assert sorted(code for code in named - ELSEWHERE if f"`{code}`" not in PAGE) == []
 

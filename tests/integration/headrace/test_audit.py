@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 import pytest
 
@@ -81,7 +82,19 @@ async def test_records_are_printed_as_they_are_written(
 ) -> None:
     await record(connection, subjects, "acme")
     following = await asyncio.create_subprocess_exec(
-        *("headrace", "audit", "follow", "--json", "--nats", nats_server.url, "--prefix", subjects.prefix),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "headrace",
+            "audit",
+            "follow",
+            "--json",
+            "--nats",
+            nats_server.url,
+            "--prefix",
+            subjects.prefix,
+        ),
         stdout=asyncio.subprocess.PIPE,
     )
     assert following.stdout is not None

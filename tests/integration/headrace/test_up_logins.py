@@ -306,24 +306,32 @@ def test_no_argument_and_no_environment_of_a_part_has_a_seed(up: RunningUp) -> N
         assert not path.stat().st_mode & 0o077, path
 
 
+def busiest_worker(up: RunningUp) -> int:
+    """Return the process id of the worker that holds the most requests: without a router one may have taken all."""
+    told = json.loads(headrace(up, "worker", "status", "--json"))
+    return int(max(told, key=lambda one: sum((one["state"] or {}).get("states", {}).values()))["pid"])
+
+
 def test_work_of_a_dead_worker_is_taken_over_without_a_router(tmp_path: Path) -> None:
     """The other worker reads and deletes it through the steward, and removes the consumer whose name it does not know."""
-    running = RunningUp(tmp_path, "--nats-login", "roles", "--workers", "2", "--routers", "0", "--log-format", "json")
+    slow = ("--engine-arg", 'timing_overrides={"decode_base_s": 0.01}')
+    flags = ("--nats-login", "roles", "--workers", "2", "--routers", "0", "--log-format", "json", *slow)
+    running = RunningUp(tmp_path, *flags)
     try:
         running.until_ready()
         running.until("both workers", lambda: len(headrace(running, "worker", "status").splitlines()) == 3)
         with OpenAI(base_url=f"{running.state()['url']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
             streams = [
                 client.chat.completions.create(
-                    model=MODEL, messages=[{"role": "user", "content": f"{n}"}], max_tokens=300, stream=True
+                    model=MODEL, messages=[{"role": "user", "content": f"{n}"}], max_tokens=500, stream=True
                 )
                 for n in range(6)
             ]
             for stream in streams:
                 next(iter(stream))
-            os.kill(running.state()["workers"][0]["pid"], signal.SIGKILL)
+            os.kill(busiest_worker(running), signal.SIGKILL)
             for stream in streams:
-                assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in stream) > 200
+                assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in stream) > 400
         assert running.events("job.moved")
         assert not violations(running)
     finally:
