@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ def running(*commands: str) -> Iterator[list[int]]:
             )
             stack.callback(child.kill)
             pids.append(child.pid)
+        deadline = time.monotonic() + 30
+        while not all(_WAITS.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids):  # not executed yet
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield pids
 
 
