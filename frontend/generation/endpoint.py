@@ -228,8 +228,8 @@ class GenerationEndpoint:
         exchange.scope["headrace.outcome"] = error.code
         self._metrics.slow_clients.inc()
         log.warning("stream.cut", **log_ids(exchange.scope), reason=str(error))
-        streamed = plan is not None and isinstance(plan.writer, StreamWriter)
-        exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
+        writer = plan.writer if plan is not None else None
+        exchange.cut(writer.failure(error) if isinstance(writer, StreamWriter) else b"")
 
     async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None, began: float) -> None:
         answer = translate(error)

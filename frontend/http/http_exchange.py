@@ -235,8 +235,8 @@ class HttpExchange:
     async def end_stream(self, events: bytes) -> None:
         """Send the last events and the end of a stream, its head with them if that was not sent yet. Raises SlowReader."""
         wire, started = self._wire, self.started
-        direct = wire is not None and events and (started or self.stream_headers is _SSE)
-        if direct and wire.finish(events, b"" if started else self._sse_head()):  # type: ignore[union-attr]
+        direct = bool(events) and (started or self.stream_headers is _SSE)
+        if wire is not None and direct and wire.finish(events, b"" if started else self._sse_head()):
             self.started = True
             self.scope["headrace.status"] = 200
             return
