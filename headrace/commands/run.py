@@ -51,7 +51,7 @@ from headrace.up.process import end_with_supervisor
 from headrace.workers.health.process_guard import TreeGuard
 
 if TYPE_CHECKING:
-    from headrace.up.terminal import Terminal
+    from headrace.up.output.terminal import Terminal
 
 _log = structlog.get_logger()
 
@@ -87,11 +87,11 @@ def _terminal(settings: Settings) -> tuple[Terminal, logs.Format]:
 
     On a terminal that is a few lines, and the whole log goes to a file, unless the settings ask for the log.
     """
-    from headrace.up.terminal import Terminal
+    from headrace.up.output.terminal import Terminal
 
     asked = settings["up.verbose"] or settings.given("log.format") or settings.given("log.level")
     if not asked and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from headrace.up.short_terminal import open_short_terminal
+        from headrace.up.output.short_terminal import open_short_terminal
 
         return open_short_terminal(settings, sys.stderr), "json"
     chosen = logs.choose_format(settings["log.format"], sys.stderr)

@@ -26,18 +26,18 @@ from headrace.config.build_settings import bundled_model_dir, needs_bundled_mode
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, PartFailed
 from headrace.signals import stop_signals
-from headrace.up.announce import say_ready, until_answering
 from headrace.up.console_part import CONSOLE_GRACE_S
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.managed_process import ManagedProcess, first_of
 from headrace.up.nats_part import NatsPart
+from headrace.up.output.announce import say_ready, until_answering
+from headrace.up.output.terminal import Terminal
 from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Parts, Reaped, make_parts, make_worker
 from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_parts import ReapedParts
 from headrace.up.restart_policy import Leave
 from headrace.up.runfile import RunFile
-from headrace.up.terminal import Terminal
 from headrace.up.worker_control import socket_of, worker_control
 from headrace.up.worker_plan import worker_counts
 

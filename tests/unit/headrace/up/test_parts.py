@@ -17,9 +17,9 @@ from headrace.commands.operating.control import find_worker
 from headrace.errors import AlreadyRunning, CommandError, SettingsError
 from headrace.signals import stop_signals
 from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models
-from headrace.up.ready_text import ready_text
+from headrace.up.output.ready_text import ready_text
+from headrace.up.output.terminal import Terminal, stopping_text
 from headrace.up.runfile import RunFile
-from headrace.up.terminal import Terminal, stopping_text
 
 
 class _Tty(io.StringIO):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.up.short_view import ShortView, Style
+from headrace.up.output.short_view import ShortView, Style
 
 
 class Clock:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from headrace.up import frontend_probe
-from headrace.up.announce import say_ready, until_answering
-from headrace.up.terminal import Terminal
+from headrace.up.output.announce import say_ready, until_answering
+from headrace.up.output.terminal import Terminal
 
 
 class Frontend:

@@ -11,10 +11,10 @@ from typing import TextIO, cast
 
 from headrace.config.settings import Settings
 from headrace.logs import LogStream, wants_colour
-from headrace.up.log_file import LogFile
+from headrace.up.output.log_file import LogFile
+from headrace.up.output.short_view import ShortView, Style
+from headrace.up.output.terminal import Terminal, as_json
 from headrace.up.runfile import run_file_of
-from headrace.up.short_view import ShortView, Style
-from headrace.up.terminal import Terminal, as_json
 
 
 class ShortTerminal(Terminal):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.config.settings import load
-from headrace.up.log_file import LogFile
-from headrace.up.short_terminal import ShortTerminal, open_short_terminal
-from headrace.up.short_view import ShortView, Style
+from headrace.up.output.log_file import LogFile
+from headrace.up.output.short_terminal import ShortTerminal, open_short_terminal
+from headrace.up.output.short_view import ShortView, Style
 
 
 class _Tty(io.StringIO):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from headrace.up.frontend_probe import base_url, kinds_of, served_models
-from headrace.up.ready_text import ready_text
-from headrace.up.terminal import Terminal
+from headrace.up.output.ready_text import ready_text
+from headrace.up.output.terminal import Terminal
 
 _log = structlog.get_logger()
 

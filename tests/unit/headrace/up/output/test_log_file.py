@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.up.log_file import LogFile
+from headrace.up.output.log_file import LogFile
 
 
 def test_lines_are_appended_over_runs(tmp_path: Path) -> None:
