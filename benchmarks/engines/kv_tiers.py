@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.engines.kv_tiers --model FOLDER --engine-arg dtype=float32
 
-An engine per tier, one after the other, and a nats-server for the object store. Each round takes a prompt that is new and asks
-for its first token twice: when it has to be computed, and when its blocks are in the tier alone, after other prompts have
-filled the device, or device and host were emptied.
+An engine per tier, one after the other, and a nats-server for the object store. Each round takes a new prompt of each length
+and asks for its first token twice: when it has to be computed, and when its blocks are in the tier alone, after other prompts
+have filled the device, or device and host were emptied.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.broker_access import BrokerAccess
-from headrace.workers.engine import EngineConfig, Output, Sequence
+from headrace.workers.engine import EngineConfig, EngineInfo, Output, Sequence
 from headrace.workers.vllm.engine import VllmEngine
 
-SETTLE_S = 2.0
+SETTLE_S = {"host": 1.0, "disk": 2.0, "store": 6.0}  # until blocks are there
 FIRST = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -70,44 +71,62 @@ def new_prompt(seed: int, length: int) -> list[int]:
     return [(seed * 7919 + n * 31) % 40_000 + 100 for n in range(length)]
 
 
-async def evicted(asker: Asker, tier: str, seed: int, length: int) -> None:
+async def evicted(asker: Asker, tier: str, seed: int, info: EngineInfo, longest: int) -> None:
     """Leave the blocks in the tier alone: other prompts fill the device, or device and host are emptied."""
-    await asyncio.sleep(SETTLE_S)
-    if tier == "host":
-        for number in range(3):
-            await asker.first_token(new_prompt(seed * 10 + number, length))
-    else:
+    await asyncio.sleep(SETTLE_S[tier])
+    if tier != "host":
         await asker.engine.control("reset_prefix_cache", {})
+        return
+    for number in range(-(-info.blocks * info.block_size // longest)):
+        await asker.first_token(new_prompt(seed * 10 + number, longest))
 
 
-async def measure(tier: str, args: Mapping[str, Any], options: argparse.Namespace, access: BrokerAccess) -> dict[str, Any]:
+@dataclass(slots=True)
+class Times:
+    """What the prompts of one length took."""
+
+    computed_s: list[float] = field(default_factory=list)
+    found_s: list[float] = field(default_factory=list)
+    equal: int = 0
+
+    def report(self, tier: str, tokens: int) -> dict[str, Any]:
+        return {
+            "tier": tier,
+            "tokens": tokens,
+            "rounds": len(self.computed_s),
+            "computed_ms": [round(statistics.median(self.computed_s) * 1000), *_range(self.computed_s)],
+            "found_ms": [round(statistics.median(self.found_s) * 1000), *_range(self.found_s)],
+            "first_tokens_equal": self.equal,
+        }
+
+
+async def measure(
+    tier: str, args: Mapping[str, Any], options: argparse.Namespace, access: BrokerAccess
+) -> list[dict[str, Any]]:
     """Run one engine with this tier."""
     asker = Asker()
     config = EngineConfig(model=options.model, served_name="b", args=args, broker=access)
     info = await asker.engine.start(config, asker.sink)
+    longest = max(options.tokens)
+    times = {length: Times() for length in options.tokens}
     try:
-        await asker.first_token(new_prompt(1, options.tokens))  # what is done once
-        computed, found, equal = [], [], 0
+        await asker.first_token(new_prompt(1, longest))  # what is done once
         for number in range(options.rounds):
-            prompt = new_prompt(1000 + number, options.tokens)
-            cold_s, cached, token = await asker.first_token(prompt)
-            if cached:
-                raise SystemExit("a new prompt was cached")
-            await evicted(asker, tier, 5000 + number, options.tokens)
-            warm_s, cached, again = await asker.first_token(prompt)
-            if cached < options.tokens - 2 * info.block_size:
-                raise SystemExit(f"only {cached} of {options.tokens} tokens were found in tier {tier}")
-            computed.append(cold_s)
-            found.append(warm_s)
-            equal += token == again
-        return {
-            "tier": tier,
-            "tokens": options.tokens,
-            "rounds": options.rounds,
-            "computed_ms": [round(statistics.median(computed) * 1000), *_range(computed)],
-            "found_ms": [round(statistics.median(found) * 1000), *_range(found)],
-            "first_tokens_equal": equal,
-        }
+            asked = {length: new_prompt(1000 + number * 100 + place, length) for place, length in enumerate(times)}
+            tokens = {}
+            for length, prompt in asked.items():
+                took_s, cached, tokens[length] = await asker.first_token(prompt)
+                if cached:
+                    raise SystemExit("a new prompt was cached")
+                times[length].computed_s.append(took_s)
+            await evicted(asker, tier, 5000 + number, info, longest)
+            for length, prompt in asked.items():
+                took_s, cached, token = await asker.first_token(prompt)
+                if cached < length - info.block_size:
+                    raise SystemExit(f"only {cached} of {length} tokens were found in tier {tier}")
+                times[length].found_s.append(took_s)
+                times[length].equal += token == tokens[length]
+        return [of.report(tier, length) for length, of in times.items()]
     finally:
         await asker.engine.stop(5.0)
 
@@ -117,20 +136,21 @@ def _range(times_s: list[float]) -> list[int]:
 
 
 async def main(options: argparse.Namespace, folder: Path, server: EmbeddedServer) -> None:
-    """Print a line of JSON per tier."""
+    """Print a line of JSON per tier and length."""
     access = BrokerAccess(ConnectOptions(servers=(server.url,)), Subjects("bench"))
     async with await Connection.connect(access.options, subjects=access.subjects) as connection:
         await ensure_topology(connection, Topology(access.subjects))
     given = dict(arg.split("=", 1) for arg in options.engine_arg)
     args = {name: _value(text) for name, text in given.items()}
-    args |= {"max_model_len": options.tokens + 64, "kv_host_gib": options.host_gib}
+    args |= {"max_model_len": max(options.tokens) + 64, "kv_host_gib": options.host_gib}
     tiers: dict[str, dict[str, Any]] = {
         "host": {},
         "disk": {"kv_disk_folder": str(folder / "kv")},
         "store": {"kv_store": True, "kv_store_wait_s": 30},
     }
     for tier in options.tier or tiers:
-        print(json.dumps(await measure(tier, args | tiers[tier], options, access)), flush=True)
+        for report in await measure(tier, args | tiers[tier], options, access):
+            print(json.dumps(report), flush=True)
 
 
 def _value(text: str) -> Any:
@@ -145,7 +165,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", required=True)
     parser.add_argument("--engine-arg", action="append", default=[])
     parser.add_argument("--tier", action="append", choices=["host", "disk", "store"])
-    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[65, 129, 257, 513, 1001])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--host-gib", type=float, default=0.5)
     chosen = parser.parse_args()
