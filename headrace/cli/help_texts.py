@@ -232,6 +232,7 @@ PLANNER = """examples:
   headrace planner                                   say what it would do, beside a running `headrace up`
   headrace planner --mode act --most 4               start and drain workers of that `up`
   headrace planner --mode act --start-command ./more-workers
+  headrace planner --mode act --kubernetes           scale the workers of this pod's namespace
   headrace planner replay --last 7d                  what it would have made of the recorded placements
 
 /desired of its page has the numbers for autoscalers, /metrics the same as headrace_planner_*.

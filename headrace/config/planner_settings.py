@@ -39,6 +39,12 @@ class PlannerSettings:
     start_command: Annotated[
         str | None, Setting("Command that starts one worker. Default: the running `up` of this folder does.", "--start-command")
     ] = None
+    kubernetes: Annotated[
+        bool,
+        Setting(
+            "Scale the Deployments and LeaderWorkerSets of this pod's namespace that are marked for a pool.", "--kubernetes"
+        ),
+    ] = False
     profile: Annotated[
         str | None,
         Setting("JSON file with measured speeds by role, from which the first plans are made.", "--profile", kind="path"),
@@ -50,3 +56,5 @@ class PlannerSettings:
         check_numbers(self)
         if self.least > self.most:
             raise ValueError(f"planner.least = {self.least} is more than planner.most = {self.most}")
+        if self.kubernetes and self.start_command:
+            raise ValueError("planner.kubernetes and planner.start_command exclude each other")

@@ -1,4 +1,4 @@
-"""Does what a plan says: roles, waking and draining by commands to workers, starting by the supervisor or a command."""
+"""Does what a plan says: roles, waking and draining by commands to workers, starts by a supervisor, a command or Kubernetes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ class Starter(Protocol):
 
     async def start(self, plan: Plan, role: str) -> str:
         """Start one and return how it is called. Raises CommandError."""
+
+
+class Leaver(Protocol):
+    """Has workers leave where a command to them is not enough, because what runs them would start them again."""
+
+    async def leave(self, plan: Plan, role: str, workers: Sequence[str]) -> list[str]:
+        """Have these workers of a role leave and return those that do. Raises CommandError."""
 
 
 class SupervisorStarter:
@@ -86,27 +93,66 @@ class CommandStarter:
 class Actuator:
     """Carries plans out, one action after the other. A failed one is counted, logged, and planned anew at the next tick."""
 
-    def __init__(self, messaging: Messaging, names: Subjects, starter: Starter | None) -> None:
-        """Without a `starter` no worker can be started, and plans that want it say so in the log."""
+    def __init__(self, messaging: Messaging, names: Subjects, starter: Starter | None, leaver: Leaver | None = None) -> None:
+        """Without a `starter` no worker can be started, and plans that want it say so in the log.
+
+        Without a `leaver` those that leave are told to drain.
+        """
         self._nats = messaging
         self._names = names
         self._starter = starter
+        self._leaver = leaver
 
     async def carry_out(self, plan: Plan) -> Plan:
         """Do what the plan says and return it with the actions that succeeded, and the numbers that these make."""
         done: list[Action] = []
         for action in plan.actions:
+            if action.kind == "drain" and self._leaver is not None:
+                continue
             try:
                 what = await self._do(plan, action)
             except (CommandError, JetStreamError) as error:
-                metrics.ACTIONS.labels(action.kind, "failed").inc()
-                log.warning("planner.action_failed", pool=plan.pool, kind=action.kind, worker=action.worker, error=str(error))
+                self._failed(plan, action, error)
                 continue
-            metrics.ACTIONS.labels(action.kind, "done").inc()
-            log.info("planner.acted", pool=plan.pool, kind=action.kind, role=action.role, worker=what, reason=plan.reason)
-            announce(self._nats, self._names, f"planner {action.kind}", worker=what, role=action.role, reason=plan.reason)
+            self._done(plan, action, what)
             done.append(action)
+        if self._leaver is not None:
+            done += await self._leave(plan, self._leaver)
         return carried_out(plan, done)
+
+    async def _leave(self, plan: Plan, leaver: Leaver) -> list[Action]:
+        """Have all that drain leave, those of a role together, as one number says how many remain."""
+        done: list[Action] = []
+        for role in dict.fromkeys(one.role for one in plan.actions if one.kind == "drain"):
+            leaving = [one for one in plan.actions if one.kind == "drain" and one.role == role]
+            try:
+                gone = await leaver.leave(plan, role, [one.worker for one in leaving])
+            except (CommandError, JetStreamError) as error:
+                for action in leaving:
+                    self._failed(plan, action, error)
+                continue
+            for action in leaving:
+                if action.worker in gone:
+                    self._done(plan, action, action.worker)
+                    done.append(action)
+        return done
+
+    def _failed(self, plan: Plan, action: Action, error: Exception) -> None:
+        metrics.ACTIONS.labels(action.kind, "failed").inc()
+        log.warning(
+            "planner.action_failed",
+            pool=plan.pool,
+            kind=action.kind,
+            role=action.role,
+            worker=action.worker,
+            why=type(error).__name__,
+            error=str(error),
+        )
+
+    def _done(self, plan: Plan, action: Action, what: str) -> None:
+        metrics.ACTIONS.labels(action.kind, "done").inc()
+        log.info("planner.acted", pool=plan.pool, kind=action.kind, role=action.role, worker=what, reason=plan.reason)
+        announce(self._nats, self._names, f"planner {action.kind}", worker=what, role=action.role, reason=plan.reason)
 
     async def _do(self, plan: Plan, action: Action) -> str:
         if action.kind == "start":

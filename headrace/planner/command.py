@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import structlog
 
 from headrace.broker.part_state import PartState
+from headrace.commands.operating.control import live_workers
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import connect_options, planner_settings, subjects
 from headrace.config.planner_settings import PlannerSettings
@@ -21,6 +23,8 @@ from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.actuators import Actuator, CommandStarter, Starter, SupervisorStarter
 from headrace.planner.desired_page import DesiredPage, serve_page
+from headrace.planner.kubernetes.api import KubernetesApi
+from headrace.planner.kubernetes.scaler import KubernetesScaler
 from headrace.planner.planner_process import PlannerProcess
 from headrace.planner.speed_curve import Speed
 from headrace.signals import stop_signals
@@ -40,8 +44,10 @@ def run_planner_command(settings: Settings) -> int:
     profile = read_profile(chosen.profile)
     socket = socket_of(Path(settings["data_dir"]).resolve())
 
+    api = KubernetesApi.of_this_pod() if chosen.kubernetes else None
+
     def start() -> Coroutine[Any, Any, int | None]:
-        return run_planner(chosen, options, subjects(settings), starter=_starter(chosen, socket), profile=profile)
+        return run_planner(chosen, options, subjects(settings), starter=_starter(chosen, socket), api=api, profile=profile)
 
     return run_part(settings, start)
 
@@ -68,9 +74,12 @@ async def run_planner(
     names: Subjects,
     *,
     starter: Starter | None,
+    api: KubernetesApi | None = None,
     profile: dict[str, Speed] | None = None,
 ) -> None:
-    """Plan until SIGTERM or SIGINT. Raises StartFailed, and the ConnectError family if NATS cannot be used."""
+    """Plan until SIGTERM or SIGINT. With an `api` Kubernetes starts and stops workers, else `starter` starts them.
+
+    Raises StartFailed, and the ConnectError family if NATS cannot be used."""
     state, stopping = PartState("planner"), asyncio.Event()
     page = DesiredPage(fresh_s=max(30.0, FRESH_TICKS * settings.tick_s))
     try:
@@ -79,7 +88,8 @@ async def run_planner(
         raise StartFailed(f"port {settings.port} of {settings.host} cannot be used: {error}") from error
     log.info("planner.listening", host=settings.host, port=port, mode=settings.mode)
     async with await connect_patiently(connect, subjects=names, timeout_s=CONNECT_S) as connection:
-        actuator = Actuator(connection, names, starter) if settings.mode == "act" else None
+        scaler = KubernetesScaler(api, partial(live_workers, connection, names)) if api is not None else None
+        actuator = Actuator(connection, names, scaler or starter, scaler) if settings.mode == "act" else None
         process = PlannerProcess(connection, names, settings, page, actuator, profile)
         with stop_signals(stopping.set, stopping.set):
             running = asyncio.create_task(process.run(state), name="planner")

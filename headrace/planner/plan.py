@@ -48,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     forecast_low: float | None = None
     forecast_high: float | None = None
     forecaster: str = ""
+    starting: dict[str, int] = {}  # starts that were asked for before and are still on their way, by role
     capacity: dict[str, float] = {}  # requests a second of one worker, by role
     start_s: float = 0.0
     waiting: int | None = None

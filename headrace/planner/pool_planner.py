@@ -257,6 +257,7 @@ class PoolPlanner:
             forecast_low=forecast.low if forecast is not None else None,
             forecast_high=forecast.high if forecast is not None else None,
             forecaster=forecast.by if forecast is not None else "",
+            starting={role: self.starts.under_way(role) for role in roles},
             capacity={role: one.capacity.per_s for role, one in choices.items() if one.capacity is not None},
             start_s=self.starts.p90_s,
             waiting=seen.waiting,

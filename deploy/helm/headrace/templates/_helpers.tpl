@@ -161,9 +161,10 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{/* Head of a pod. Takes (dict "top" $), and "account" for one that asks Kubernetes. */}}
 {{- define "headrace.podHead" -}}
-serviceAccountName: {{ include "headrace.name" .top }}
-automountServiceAccountToken: false
+serviceAccountName: {{ .account | default (include "headrace.name" .top) }}
+automountServiceAccountToken: {{ not (empty .account) }}
 enableServiceLinks: false
 {{- with .top.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -191,4 +192,15 @@ spec:
 {{- define "headrace.poolId" -}}
 {{- $slug := regexReplaceAll "[^a-z0-9_-]+" (lower .model) "-" | trimAll "-" | trunc 40 | default "x" -}}
 {{- printf "%s-%s" $slug (printf "%s\x00%s" .top.Values.modelNamespace .model | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* "true" if the planner itself scales a role of any pool. Takes $. */}}
+{{- define "headrace.planned" -}}
+{{- range $poolName, $given := .Values.pools -}}
+{{- $pool := mergeOverwrite (deepCopy $.Values.poolDefaults) (deepCopy $given) -}}
+{{- range $role, $own := $pool.roles -}}
+{{- $scaling := (mergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy $own)).scaling -}}
+{{- if and $scaling.enabled (eq $scaling.by "planner") -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -56,6 +56,7 @@ EVERYTHING: dict[str, Any] = {
             "roles": {"aggregated": {"nodes": 2, "scaling": {"enabled": True}}},
         },
         "default": {"roles": {"aggregated": {}}},
+        "planned": {"roles": {"decode": {"scaling": {"enabled": True, "by": "planner"}}}},
     },
 }
 NAMES = {("pools",): ("own",)}
@@ -90,6 +91,10 @@ def needed(place: tuple[str, ...]) -> dict[str, Any]:
         return with_value(values, ("poolDefaults", "login", "secret"), "login")
     if place == ("poolDefaults", "hubTokenSecret", "key"):
         return with_value(values, ("poolDefaults", "hubTokenSecret", "name"), "hub")
+    if place == ("planner", "enabled"):  # a role that the planner scales cannot be without it
+        return with_value(values, ("pools", "planned", "roles", "decode", "scaling", "by"), "keda")
+    if place[-2:] == ("scaling", "by"):
+        return with_value(with_value(values, (*place[:-1], "enabled"), True), place, "planner")
     if place[-2:-1] == ("scaling",):
         return with_value(values, (*place[:-1], "enabled"), True)
     return values
@@ -223,7 +228,9 @@ def test_pods_have_no_rights_and_read_only_roots(everything: list[Object]) -> No
         pod = template["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
+        asks_kubernetes = "--kubernetes" in container["args"]
+        assert pod["automountServiceAccountToken"] is asks_kubernetes
+        assert (pod["serviceAccountName"] == "headrace-planner") is asks_kubernetes, "its rights are nobody else's"
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -286,6 +293,52 @@ def test_keda_reads_what_the_planner_wants_for_exactly_this_pool(model: str, fle
     name = scaled["spec"]["scaleTargetRef"]["name"]
     (target,) = (one for one in found if one["metadata"]["name"] == name and one["kind"] == "Deployment")
     assert "replicas" not in target["spec"], "or each upgrade would undo what was scaled"
+
+
+@pytest.mark.parametrize(("nodes", "fleet"), [(1, ""), (1, "h100"), (2, "")])
+def test_a_planner_that_scales_itself_finds_its_object_and_has_the_rights_for_it_alone(nodes: int, fleet: str) -> None:
+    role = {"scaling": {"enabled": True, "by": "planner", "least": 2, "most": 9}, "fleet": fleet, "nodes": nodes}
+    pool = {"engine": "sglang-cuda", "model": "org/m", "roles": {"decode": role}}
+    found = rendered({"planner": {"enabled": True}, "pools": {"p": pool}})
+    kind = "LeaderWorkerSet" if nodes > 1 else "Deployment"
+    (scaled,) = (one for one in found if one["kind"] == kind and one["metadata"]["name"].endswith("-p-decode"))
+    assert scaled["metadata"]["labels"]["plan.headrace/role"] == "decode"
+    wanted = f"{pool_id('org/m')}.{fleet}" if fleet else pool_id("org/m")
+    assert scaled["metadata"]["annotations"] == {
+        "plan.headrace/pool": wanted,
+        "plan.headrace/least": "2",
+        "plan.headrace/most": "9",
+    }
+    assert "replicas" not in scaled["spec"]
+    assert not any(one["kind"] == "ScaledObject" for one in found), "two would pull at one number"
+    (planner,) = (one for one, _, _ in containers(found) if one["args"][0] == "planner")
+    assert planner["args"][-3:] == ["--mode", "act", "--kubernetes"]
+    (rights,) = (one for one in found if one["kind"] == "Role")
+    (bound,) = (one for one in found if one["kind"] == "RoleBinding")
+    assert bound["roleRef"]["name"] == rights["metadata"]["name"]
+    assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "headrace-planner", "namespace": "headrace"}]
+    verbs = {resource: rule["verbs"] for rule in rights["rules"] for resource in rule["resources"]}
+    assert {name: sorted(allowed) for name, allowed in verbs.items()} == {
+        "deployments": ["list"],
+        "deployments/scale": ["get", "patch"],
+        "leaderworkersets": ["list"],
+        "leaderworkersets/scale": ["get", "patch"],
+        "pods": ["list", "patch"],
+    }
+
+
+def test_without_a_planner_that_scales_nobody_has_rights() -> None:
+    found = rendered({"planner": {"enabled": True}, "pools": {"p": {"roles": {"decode": {"scaling": {"enabled": True}}}}}})
+    assert not any(one["kind"] in ("Role", "RoleBinding") for one in found)
+    assert {template["spec"]["automountServiceAccountToken"] for _, template, _ in containers(found)} == {False}
+
+
+def test_scaling_by_a_planner_that_does_not_run_is_refused() -> None:
+    from helm_python import HelmError
+
+    scaling = {"enabled": True, "by": "planner"}
+    with pytest.raises(HelmError, match=r"planner\.enabled"):
+        rendered({"pools": {"p": {"roles": {"decode": {"scaling": scaling}}}}})
 
 
 def test_the_parts_of_an_engine_over_several_nodes_find_each_other_and_end_together(everything: list[Object]) -> None:

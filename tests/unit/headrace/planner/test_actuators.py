@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import CommandError
+from headrace.jetstream.client import Connection
+from headrace.jetstream.subjects import Subjects
 from headrace.planner.actions import Action
-from headrace.planner.actuators import CommandStarter, carried_out
+from headrace.planner.actuators import Actuator, CommandStarter, carried_out
 from headrace.planner.plan import Plan
 
 PLAN = Plan(
@@ -45,3 +49,33 @@ async def test_a_command_is_told_what_is_wanted(tmp_path: Path) -> None:
 async def test_a_command_that_fails_is_an_error(command: str) -> None:
     with pytest.raises(CommandError):
         await CommandStarter(command).start(PLAN, "aggregated")
+
+
+class Leaving:
+    """Lets all workers of a role leave but those of prefill, and notes who was named together."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[str, ...]]] = []
+
+    async def leave(self, plan: Plan, role: str, workers: Sequence[str]) -> list[str]:
+        self.told.append((role, tuple(workers)))
+        if role == "prefill":
+            raise CommandError("it may not have fewer")
+        return list(workers)
+
+
+async def test_where_something_else_runs_workers_those_of_a_role_leave_together_and_none_is_told_to_drain(
+    connection: Connection, subjects: Subjects
+) -> None:
+    leaving = Leaving()
+    gone = [("decode", "a"), ("prefill", "b"), ("decode", "c")]
+    plan = replace(
+        PLAN,
+        supply={"decode": 4, "prefill": 2},
+        desired={"decode": 2, "prefill": 1},
+        actions=tuple(Action(kind="drain", role=role, worker=worker) for role, worker in gone),
+    )
+    done = await Actuator(connection, subjects, None, leaving).carry_out(plan)
+    assert leaving.told == [("decode", ("a", "c")), ("prefill", ("b",))]
+    assert done.desired == {"decode": 2, "prefill": 2}
+    assert [one.worker for one in done.actions] == ["a", "c"]
