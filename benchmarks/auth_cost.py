@@ -1,4 +1,4 @@
-"""What admitting a request costs: CPU of the gate per request, with nothing in force, with keys, and with keys and quotas.
+"""Measures the CPU of the gate per request: with nothing in force, with keys, and with keys and quotas.
 
 Quotas count the request, reserve and settle its tokens, and write the rate limit headers of its answer. The rounds that share
 the counts between frontends are not in it: they cost per key and quarter of a second, not per request.

@@ -1,4 +1,4 @@
-"""What it costs a router to know, at any moment, what each waiting request would find on each worker.
+"""Measures the CPU by which a router knows, at any moment, the cached part of each waiting request on each worker.
 
     python -m benchmarks.cache_view [--workers 64] [--waiting 2048] [--rate 500] [--blocks 145] [--shared 40] [--looks 64]
 

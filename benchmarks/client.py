@@ -27,7 +27,7 @@ class Workload:
 
 
 def request_body(workload: Workload, number: int) -> bytes:
-    """Every request has another prompt, so that nothing is answered from a cache of whole prompts."""
+    """Return the body of request `number`, each with another prompt, so that no cache of whole prompts answers."""
     rng = random.Random(number)
     words = " ".join(rng.choice(WORDS) for _ in range(workload.prompt_words))
     return json.dumps(

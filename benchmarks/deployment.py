@@ -29,7 +29,7 @@ class NotStarted(SystemExit):
 
 
 class _Part:
-    """One `headrace` command whose output goes to a file."""
+    """A `headrace` command whose output goes to a file."""
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.log = log
@@ -161,7 +161,7 @@ class Router:
         return workers >= self._workers and bool(ready) and all(ready)
 
     def metrics(self) -> dict[str, float]:
-        """What it counts now, by name and labels."""
+        """Return the metrics of now, by name and labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as answer:
             text = answer.read().decode()
         return {

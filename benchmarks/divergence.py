@@ -72,7 +72,7 @@ def served(model: Path, dtype: str, tokens: int) -> tuple[list[list[int]], list[
 
 
 def direct(model: Path, dtype: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """The same prompts, one at a time, in vLLM's offline API."""
+    """Answer the same prompts in vLLM's offline API, one at a time."""
     args = {"dtype": dtype, "max_model_len": 1024, "kv_cache_memory_bytes": 256 << 20}
     order = {"model": str(model), "args": args, "prompts": prompts, "max_tokens": tokens}
     environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
@@ -86,7 +86,7 @@ def direct(model: Path, dtype: str, prompts: list[list[int]], tokens: int) -> li
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=64)

@@ -31,7 +31,7 @@ DURABLE = {"Headrace-Durable": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of streams of one kind."""
+    """A round of streams of one kind."""
 
     seconds: float
     events: int

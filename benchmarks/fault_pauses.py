@@ -49,7 +49,7 @@ class Load:
 
 
 class Asked:
-    """One request, and when its chunks came, on the monotonic clock."""
+    """A request, and the times of its chunks on the monotonic clock."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -94,7 +94,7 @@ class Asked:
 
 @dataclass
 class Noticed:
-    """What the clients of all runs of one fault noticed. Times in seconds."""
+    """Effects of one fault on the clients of all its runs. Times in seconds."""
 
     pauses_s: list[float] = field(default_factory=list)
     first_tokens_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What one fleet of a model costs against two at the same attainment of targets, in virtual time with the real scheduler.
+"""Compares the price of one fleet of a model with that of two at the same attainment, in virtual time with the real scheduler.
 
     .venv/bin/python -m benchmarks.fleets --trace mooncake.jsonl --rate 2
     .venv/bin/python -m benchmarks.fleets --trace AzureLLMInferenceTrace_code_2023.csv --rate 8 --limit 4000

@@ -1,4 +1,4 @@
-"""How long hand-overs of the simulator take through everything, one after the other: push and pull, NIXL between two processes.
+"""Measures hand-overs of the simulator through everything, one after the other: push and pull, NIXL between two processes.
 
     python -m benchmarks.handovers
 
@@ -23,12 +23,12 @@ TOKENS = 512
 
 
 def at(values: Sequence[float], part: float) -> str:
-    """A quantile, in milliseconds."""
+    """Return a quantile, in milliseconds."""
     return f"{1e3 * sorted(values)[int(part * (len(values) - 1))]:.1f}"
 
 
 def measure(mode: str, requests: int, port: int) -> None:
-    """One transfer mode on a deployment of its own."""
+    """Measure one transfer mode on a deployment of its own."""
     arguments = ["--mode", "disagg", "--prefill", "always", "--log-level", "debug", "--log-format", "json"]
     arguments += ["--engine-arg", f"transfer_mode={mode}"]
     rng, took = random.Random(1), []
@@ -53,7 +53,7 @@ def measure(mode: str, requests: int, port: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--port", type=int, default=18500)

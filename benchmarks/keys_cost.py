@@ -1,4 +1,4 @@
-"""What API keys with quotas, and logins at nats-server, cost a deployment: requests/s and CPU, in turns with and without.
+"""Measures API keys with quotas, and logins at nats-server, in a deployment: requests/s and CPU, in turns with and without.
 
 Two deployments of the simulator with the `instant` timing run beside each other, and the client asks one after the other, in
 the order A B B A. One has neither; the other has what is asked for: keys in force, with every kind of quota of the client's key
@@ -34,7 +34,7 @@ WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles")}
 
 
 class Side:
-    """One of the two deployments, and what was measured of it."""
+    """A deployment of the two, and its figures."""
 
     def __init__(self, name: str, deployment: Deployment, key: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What the line of a request in the access log costs a frontend: CPU of its thread, the write into a pipe with it.
+"""Measures the access log's line of a request in a frontend: CPU of its thread, the write into a pipe with it.
 
     .venv/bin/python -m benchmarks.log_cost
 

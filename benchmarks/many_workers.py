@@ -1,4 +1,4 @@
-"""What many workers cost a nats-server and routers that do nothing but know them: leases, load reports and cache events.
+"""Measures nats-server and routers that do nothing but know many workers: leases, load reports and cache events.
 
     .venv/bin/python -m benchmarks.many_workers                          # 100, 300 and 1,000 workers, one router
     .venv/bin/python -m benchmarks.many_workers --workers 1000 --routers 2 --json out.json
@@ -107,7 +107,7 @@ class Members:
 
 
 async def start_router(url: str) -> tuple[asyncio.subprocess.Process, int, float]:
-    """A router that is ready, its metrics port, and how long that took."""
+    """Start a router. Returns it when it is ready, its metrics port, and how long that took."""
     port = choose_port(HOST, 0)
     arguments = ["-m", "headrace", "router", "--nats", url, "--log-format", "json", "--router-metrics-port", str(port)]
     started = time.perf_counter()
@@ -123,7 +123,7 @@ async def start_router(url: str) -> tuple[asyncio.subprocess.Process, int, float
 
 
 async def measure(workers: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One row."""
+    """Measure one row."""
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedServer(Path(folder))
         await server.start_async()

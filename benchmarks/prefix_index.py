@@ -49,7 +49,7 @@ class Subject(Protocol):
     """An index under test."""
 
     def feed(self, worker: int, chain: Sequence[int]) -> Any:
-        """What `store` takes, made before the clock runs."""
+        """Return the input of `store`, made before the clock runs."""
 
     def store(self, worker: int, fed: Any) -> None: ...
     def feed_removal(self, worker: int, chain: Sequence[int]) -> Any: ...
@@ -64,7 +64,7 @@ class Subject(Protocol):
 
 
 class Ours:
-    """One of this repository's."""
+    """An index of this repository."""
 
     def __init__(self, implementation: str, workers: int) -> None:
         self.index: BlockTable = create_index(implementation)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def timed(subject: Subject, step: Callable[[], object]) -> float:
 
 
 def measure(subject: Subject, load: Load) -> dict[str, float]:
-    """One round of one subject: figure → value; million blocks/s, or µs or ms."""
+    """Measure one round of one subject. Returns figure → value; million blocks/s, or µs or ms."""
     chains, place = load.chains, load.place
     total, figures = sum(map(len, chains)), {}
 
@@ -209,7 +209,7 @@ def check(subjects: dict[str, Subject], load: Load) -> None:
 
 
 def names() -> Iterator[str]:
-    """The subjects that there are here."""
+    """Return the subjects that there are here."""
     yield "pure"
     if importlib.util.find_spec("headrace.router.index._table"):
         yield "compiled"
@@ -218,7 +218,7 @@ def names() -> Iterator[str]:
 
 
 def build(name: str, workers: int) -> Subject:
-    """An empty one."""
+    """Create an empty index."""
     return Radix() if name == "radix" else Ours(name, workers)
 
 
@@ -279,7 +279,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, rounds: dict[str, list[dict[str, float]]], sizes: dict[int, dict[str, float]]) -> None:
-    """The table, or all of it as JSON."""
+    """Print the table, or all of it as JSON."""
     figures = list(rounds["pure"][0])
     table = {
         figure: {

@@ -1,4 +1,4 @@
-"""What a placement decision costs a router whose window is full.
+"""Measures the placement decision of a router whose window is full.
 
 A real scheduler over real caches, driven as fast as it goes: every arrival is followed by a decision, every placement by the
 worker's `started`, a step's cache events, and in the end `settled` and a report, each followed by a decision too.  The workers

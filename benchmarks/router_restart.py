@@ -1,4 +1,4 @@
-"""How long a router takes to start again with many blocks known, and how long a snapshot keeps its event loop waiting.
+"""Measures the start of a router that has many blocks to know again, and how long a snapshot blocks its event loop.
 
     .venv/bin/python -m benchmarks.router_restart                        # 1 M and 10 M blocks
     .venv/bin/python -m benchmarks.router_restart --blocks 1000000 --index pure --json out.json
@@ -64,7 +64,7 @@ async def connect(url: str) -> Connection:
 
 
 def follower(connection: Connection, index: Any) -> KvFollower:
-    """What keeps a router's index current, with the real index."""
+    """Create the part that keeps a router's index current, with the real index."""
     caches = Caches(create_index(index))
     deps = ReplicaDeps(
         messaging=connection, subjects=SUBJECTS, pool=POOL, router="bench", block_size=BLOCK_SIZE, settings=BY_HAND
@@ -169,7 +169,7 @@ def _begun() -> Any:
 
 @contextlib.asynccontextmanager
 async def pool_of_workers(url: str, workers: int) -> AsyncIterator[None]:
-    """A model card, and live leases of workers that send cache events."""
+    """Write a model card, and live leases of workers that send cache events."""
     async with await connect(url) as connection:
         card = ModelCard(model="bench", pool=POOL, context_length=32_768, block_size=BLOCK_SIZE)
         await connection.bucket(SUBJECTS.bucket("models")).put(POOL, encode(card))
@@ -230,7 +230,7 @@ async def start_router(url: str, index: str) -> dict[str, Any]:
 
 
 def _metrics(port: int) -> dict[str, Any]:
-    """What the router tells of itself, once its gauges are set."""
+    """Return the router's metrics, once its gauges are set."""
     until = time.monotonic() + 5.0
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
@@ -252,13 +252,13 @@ def _figure(text: str, name: str) -> float:
 
 
 async def starts_of(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One after the other."""
+    """Measure starts, one after the other."""
     async with pool_of_workers(url, options.workers):
         return [await start_router(url, options.index) for _ in range(options.runs)]
 
 
 def measure(options: argparse.Namespace, blocks: int) -> dict[str, Any]:
-    """One row of the report: the median start."""
+    """Measure one row of the report: the median start."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder)) as server:
         row = uvloop.run(prepare(server.url, options, blocks))
         starts = sorted(uvloop.run(starts_of(server.url, options)), key=lambda start: start["process_to_ready_s"])

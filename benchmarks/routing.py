@@ -1,4 +1,4 @@
-"""What routing by cached prefix gains over live NATS, and what a router costs.
+"""Measures the gain of routing by cached prefix over live NATS, and what a router costs.
 
     .venv/bin/python -m benchmarks.routing                        # simulated engines, then the cost; three rounds each
     .venv/bin/python -m benchmarks.routing --engine vllm          # two real vLLM workers on the CPU
@@ -64,7 +64,7 @@ class Families:
     rate: float
 
     def bodies(self, salt: str, seed: int, model: str) -> list[bytes]:
-        """The same families in the same order for every `salt`, in other words."""
+        """Return the same families in the same order for every `salt`, in other words."""
         words = random.Random(salt)
         order = random.Random(seed)
         prefixes = [" ".join(words.choices(WORDS, k=self.prefix_words)) for _ in range(self.prefixes)]
@@ -117,13 +117,13 @@ def routed(deployment: Deployment, policy: str, workers: int, port: int) -> Iter
 
 
 def in_turn(policies: Sequence[str], number: int) -> list[str]:
-    """Another one first in every round."""
+    """Return the order of a round: in each, another one is first."""
     at = number % len(policies)
     return [*policies[at:], *policies[:at]]
 
 
 def placed(router: Router | None) -> dict[str, float]:
-    """What the router says of itself: placements by reason, and tokens it was wrong about."""
+    """Return the router's counters: placements by reason, and tokens that it judged wrong."""
     if router is None:
         return {}
     kept = ("placed_total", "shed_total", "overlap_", "approximate_workers", "decision_seconds_", "kv_lost_total")
@@ -135,7 +135,7 @@ def placed(router: Router | None) -> dict[str, float]:
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """One turn's figures."""
+    """Return the figures of one turn."""
     return {
         "requests": outcome.ok,
         "failed": outcome.failed,
@@ -154,7 +154,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def families(args: argparse.Namespace, deployment: Deployment, work: Families, workers: int) -> list[dict[str, Any]]:
-    """Every policy in turn, `rounds` times: closed loop, then at the fixed rate."""
+    """Run each policy in turn, `rounds` times: closed loop, then at the fixed rate."""
     turns = []
     warm = Families(prefixes=2, prefix_words=40, tail_words=8, output_tokens=4, streams=2, requests=8, rate=1.0)
     uvloop.run(run_bodies(HOST, args.port, warm.bodies("warm", 0, deployment.model), streams=2))
@@ -262,7 +262,7 @@ def engine_args(values: dict[str, Any]) -> list[str]:
 
 
 def run_case(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """One deployment and everything measured on it."""
+    """Run one deployment, and measure everything on it."""
     with tempfile.TemporaryDirectory() as folder:
         if name == "vllm":
             arguments, workers, engine, timeout_s = engine_args(VLLM_ARGS), 2, "vllm", 300.0
@@ -287,7 +287,7 @@ def run_case(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--cases", help="sim, cost, vllm, separated by commas; default: sim,cost or vllm, by --engine")

@@ -36,12 +36,12 @@ WORKLOADS = (
 
 
 def snapshot(parts: dict[str, int]) -> dict[str, Usage]:
-    """What every process has used so far."""
+    """Return the usage of each process so far."""
     return {name: usage(pid) for name, pid in parts.items()} | {"client": usage(os.getpid())}
 
 
 def parts_of(data_dir: Path, pid: int, *, routers: int) -> dict[str, int]:
-    """The processes of a deployment, by name. Waits for its routers, which start last and are not needed to answer.
+    """Return the processes of a deployment, by name. Waits for its routers, which start last and are not needed to answer.
 
     Raises SystemExit if a router is missing after 30 s: its share would be left out of the figures.
     """
@@ -56,7 +56,7 @@ def parts_of(data_dir: Path, pid: int, *, routers: int) -> dict[str, int]:
 
 
 def row(workload: Workload, outcome: Outcome, before: dict[str, Usage], after: dict[str, Usage]) -> dict[str, object]:
-    """One line of the table, as figures. `cpu` is in cores."""
+    """Return one line of the table, as figures. `cpu` is in cores."""
     return {
         "streams": workload.streams,
         "tokens": workload.tokens,
@@ -85,12 +85,12 @@ def median_rows(runs: list[list[dict[str, object]]]) -> list[dict[str, object]]:
 
 
 def total(figures: dict[str, float], part: str) -> float:
-    """The sum over all processes of one kind."""
+    """Sum over all processes of one kind."""
     return sum(value for name, value in figures.items() if name.startswith(part))
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     lines = [
         (
             "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms "
@@ -116,7 +116,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 async def measure(args: argparse.Namespace, parts: dict[str, int]) -> list[list[dict[str, object]]]:
-    """Every workload, `runs` times in turn."""
+    """Measure every workload, `runs` times in turn."""
     workloads = [
         Workload(w.streams, max(w.streams, int(w.requests * args.scale)), w.tokens, w.prompt_words, w.model) for w in WORKLOADS
     ]
@@ -140,7 +140,7 @@ async def measure(args: argparse.Namespace, parts: dict[str, int]) -> list[list[
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--workers", type=int, default=1)

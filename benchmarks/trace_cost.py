@@ -43,7 +43,7 @@ class Reader:
 
 
 class Answered:
-    """What a request leaves in its scope: the fields of its log line and one journey."""
+    """Leftovers of a request in its scope: the fields of its log line and one journey."""
 
     level = "met"
     model = "m"
@@ -64,7 +64,7 @@ class ConvertOnly(OtlpExporter):
 
 
 def story(book: StoryBook, number: int) -> Answered:
-    """A request that was placed, started, computed and answered."""
+    """Return the story of a request that was placed, started, computed and answered."""
     job = Job(id=f"r{number}", card=CARD, prompt_tokens=500, max_tokens=100)
     record = JobRecord(job.id, "p", 1, Reader(), 0.0)
     book.begin(job, record, time.time())

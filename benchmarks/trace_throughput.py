@@ -1,4 +1,4 @@
-"""What traces cost a deployment: requests/s and CPU, in turns without traces and with a share of the requests sampled.
+"""Measures what traces cost a deployment: requests/s and CPU, in turns without traces and with a share of the requests sampled.
 
 Two deployments of the simulator with the `instant` timing run beside each other, one with traces to a receiver in a process of
 its own, and the client asks one after the other, in the order A B B A. The median of the ratios of neighbouring rounds counts.

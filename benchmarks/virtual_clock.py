@@ -22,7 +22,7 @@ class VirtualClock:
 
     @property
     def next_s(self) -> float:
-        """When something is to be done. Something must be."""
+        """Return when something is to be done. Something must be."""
         return self._heap[0][0]
 
     def jump(self) -> None:

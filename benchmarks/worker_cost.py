@@ -1,4 +1,4 @@
-"""What a worker costs, alone: CPU per request, without NATS, frontend or network.
+"""Measures a worker alone: CPU per request, without NATS, frontend or network.
 
 A made-up broker in the same process keeps `--streams` requests under way: it hands them to the worker as a server would, stores
 what the worker places on itself, and confirms every end.  So the numbers hold the worker's half of the job protocol, its
@@ -273,7 +273,7 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 async def run(broker: Broker, jobs: deque[bytes]) -> None:
-    """All of these, to their ends."""
+    """Run all of these, to their ends."""
     broker.left = len(jobs)
     broker.ended.clear()
     broker.jobs = jobs

@@ -24,7 +24,7 @@ SETTLED_S = 5.0  # members look after others only once they have been connected 
 
 
 def pause_s(up: RunningUp) -> tuple[float, bool]:
-    """The longest time between two chunks after the kill, and whether every token was right."""
+    """Return the longest time between two chunks after the kill, and whether every token was right."""
     text, longest_s, killed = "", 0.0, False
     with openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=60) as api:
         stream = api.completions.create(
@@ -62,7 +62,7 @@ def kill(routers: str, times: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=3)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What batch requests cost interactive ones, and how much of the idle capacity they use, in virtual time on simulated engines.
+"""Measures what batch requests cost interactive ones and how much idle capacity they use, in virtual time on simulated engines.
 
     .venv/bin/python -m benchmarks.backfill.load --workers 4 --load 0.6
 
@@ -34,7 +34,7 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One run. Times in seconds; the tokens are those of prompts and answers, each counted once."""
+    """Figures of a run. Times in seconds; the tokens are those of prompts and answers, each counted once."""
 
     name: str
     chats: int

@@ -1,4 +1,4 @@
-"""What the workers of `benchmarks.backfill.world` tell their router: load, cache events, and how many of their runs yield."""
+"""Reports the workers of `benchmarks.backfill.world` to their router: load, cache events, and how many of their runs yield."""
 
 from __future__ import annotations
 

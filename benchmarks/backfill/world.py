@@ -37,7 +37,7 @@ NO_FAULTS = SequenceFaults()
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request. Times in seconds, -1 = never."""
+    """Times of a request, in seconds, -1 = never."""
 
     id: str
     request: Request

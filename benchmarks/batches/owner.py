@@ -1,4 +1,4 @@
-"""What a batch costs its owner beside serving its lines: validation, fan-out, looking at results, both files. In this process.
+"""Measures the owner of a batch, in this process: validation, fan-out, looking at results, writing both files.
 
 A carrier in a process of its own answers every line at once, so the figures are those of batches and of the server alone.
 

@@ -40,7 +40,7 @@ MODES: tuple[PrefillMode, ...] = ("never", "always", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """When a request is good: the most seconds to its first token, and between two of its tokens in 99 % of the cases."""
+    """A limit of the time to the first token, and of that between two tokens in 99 % of the cases, for a request to be good."""
 
     ttft_s: float
     itl_s: float
@@ -55,7 +55,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One run. Times in seconds; `itl` are the times between tokens of all requests together, `chat_itl` those of chats."""
+    """Figures of a run. Times in seconds; `itl`: between tokens of all requests together, `chat_itl`: of chats."""
 
     pool: str
     mode: str
@@ -99,7 +99,7 @@ def workload(*, rate: float, seconds: float, long_share: float, seed: int) -> li
 
 
 def _block_tokens(value: int) -> list[int]:
-    """The tokens of a trace's block: any, but always the same."""
+    """Return tokens for a block of a trace: any, but always the same."""
     return [(value + 7919 * n) % VOCABULARY for n in range(BLOCK_TOKENS)]
 
 
@@ -146,7 +146,7 @@ class Pool:
 
 
 def settings(mode: PrefillMode, goal: Goal, tuning: dict[str, float]) -> SchedulerSettings:
-    """The router knows the goal. Nothing is refused: who comes too late counts as late."""
+    """Return a router's settings that know the goal and refuse nothing: what comes too late counts as late."""
     limits = AdmissionSettings(window=1_000_000, class_share={}, tenant_share=1.0, hopeless=False)
     return SchedulerSettings(prefill=mode, limits=limits, **{"prefill_itl_s": goal.itl_s, **tuning})  # type: ignore[arg-type]  # floats by name
 
@@ -201,7 +201,7 @@ HEAD = (
 
 
 def show(one: Figures) -> None:
-    """One line."""
+    """Print one line."""
     reasons = " ".join(f"{name}:{count}" for name, count in one.reasons.items())
     print(
         f"{one.pool:20} {one.mode:>7} {one.rate:6.1f} {one.good:6.1%} {one.goodput_per_s:7.2f} {one.ttft_p50:8.3f} "

@@ -1,4 +1,4 @@
-"""What the workers of `benchmarks.disagg.world` tell their router: cache events and load reports, a little late."""
+"""Reports the workers of `benchmarks.disagg.world` to their router: cache events and load, a little late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the world of `benchmarks.disagg.world` is made of: requests, what became of them, and simulated workers."""
+"""Defines the parts of the world of `benchmarks.disagg.world`: requests, their outcome, and simulated workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 @dataclass(slots=True)
 class Request:
-    """One of the workload; `kind` tells its sort apart in the figures."""
+    """A request of the workload; `kind` tells its sort apart in the figures."""
 
     at_s: float
     kind: str
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request. Times in seconds, -1 = never."""
+    """Times of a request, in seconds, -1 = never."""
 
     id: str
     request: Request
@@ -49,7 +49,7 @@ class Served:
 
 
 class Node:
-    """One worker: an engine and what its runtime keeps."""
+    """A worker: an engine and what its runtime keeps."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the remote path adds to the time to first token, through the whole system: HTTP, router, prefill queue, two engines.
+"""Measures the time that the remote path adds to the first token, through HTTP, router, prefill queue and two engines.
 
     python benchmarks/disagg/path.py                      # the real model, minutes
     python benchmarks/disagg/path.py --engine sim
@@ -52,7 +52,7 @@ class Ways:
 
 
 def handed_over(log: str) -> dict[str, dict[str, Any]]:
-    """The hand-overs that the decode worker has logged, by job."""
+    """Return the hand-overs that the decode worker has logged, by job."""
     found = {}
     for line in log.splitlines():
         if '"prefill.handed_over"' in line:
@@ -62,7 +62,7 @@ def handed_over(log: str) -> dict[str, dict[str, Any]]:
 
 
 def new_ones(deployment: Deployment, before: dict[str, dict[str, Any]], wanted: int) -> list[dict[str, Any]]:
-    """The hand-overs since `before`; log lines take a moment to get here."""
+    """Return the hand-overs since `before`; log lines take a moment to get here."""
     end = time.monotonic() + LOG_S
     while True:
         new = [event for job, event in handed_over(deployment.log).items() if job not in before]
@@ -84,7 +84,7 @@ def ask(api: openai.OpenAI, model: str, length: int, rng: random.Random) -> floa
 
 
 def measure(deployment: Deployment, way: str, arguments: argparse.Namespace, ways: Ways, rng: random.Random) -> None:
-    """One turn of one way."""
+    """Measure one way for one turn."""
     url = f"http://127.0.0.1:{deployment.port}/v1"
     with (
         Router(deployment, "kv", workers=1, metrics_port=arguments.port + 1, arguments=["--prefill", way]),
@@ -108,7 +108,7 @@ def measure(deployment: Deployment, way: str, arguments: argparse.Namespace, way
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
     parser.add_argument("--port", type=int, default=18400)

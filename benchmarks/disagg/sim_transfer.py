@@ -36,7 +36,7 @@ CASES = [(1 << 20, 64), (4 << 20, 32)]  # block bytes, blocks handed over
 
 
 class Side:
-    """One engine, and bare NIXL over its memory."""
+    """An engine, and bare NIXL over its memory."""
 
     def __init__(self, role: Role, mode: str, block_bytes: int, blocks: int) -> None:
         self.mode = mode
@@ -59,7 +59,7 @@ class Side:
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
 
     async def start(self) -> tuple[bytes, bytes, int]:
-        """The engine's card, bare metadata of its memory, and where that begins."""
+        """Return the engine's card, bare metadata of its memory, and where that begins."""
         info = await self.engine.start(self.config, self._sink)
         assert self.fabric.arena is not None
         self.lender = Driver("bare-lender")
@@ -76,7 +76,7 @@ class Side:
         self.bare = Bare(self.fabric.arena, metadata, time.perf_counter)
 
     async def run(self, name: str, tokens: list[int], handover: Handover) -> Output:
-        """The first output of a sequence of one token."""
+        """Return the first output of a sequence of one token."""
         await self.engine.submit(
             Sequence(id=name, token_ids=tokens, prompt_tokens=len(tokens), sampling=Sampling(max_tokens=1), handover=handover)
         )
@@ -98,7 +98,7 @@ class Side:
 
 
 def host(pipe: Connection, *args: Any) -> None:
-    """The other process: the prefill engine."""
+    """Run the prefill engine, in the other process."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     asyncio.run(_host(pipe, Side(Role.PREFILL, *args)))
 
@@ -116,7 +116,7 @@ async def _host(pipe: Connection, side: Side) -> None:
 
 
 async def measure(mode: str, block_bytes: int, blocks: int, rounds: int, rng: random.Random) -> dict[str, Any]:
-    """One case."""
+    """Measure one case."""
     context = multiprocessing.get_context("spawn")
     pipe, far_end = context.Pipe()
     process = context.Process(target=host, args=(far_end, mode, block_bytes, blocks), daemon=True)

@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where one hand-over's time went, in seconds: the parts add up to `total_s`."""
+    """Times of the parts of a hand-over, in seconds: they add up to `total_s`."""
 
     total_s: float
     parts_s: dict[str, float]
@@ -66,7 +66,7 @@ def split(total_s: float, prefill: Output, decode: Output) -> Step:
 
 
 def sequence(tokens: list[int], sampling: Sampling, handover: Handover | None = None, name: str | None = None) -> Sequence:
-    """What an engine is given; the decode side's has the name of the prefill side's."""
+    """Return a sequence for an engine; the decode side's has the name of the prefill side's."""
     name = name or f"b{next(_numbers)}-1-0"
     return Sequence(id=name, token_ids=tokens, prompt_tokens=len(tokens), sampling=sampling, handover=handover)
 
@@ -77,7 +77,7 @@ def greedy(tokens: int) -> Sampling:
 
 
 def ids_of(outputs: Seq[Output]) -> list[int]:
-    """The tokens. Raises RuntimeError if the sequence failed."""
+    """Return the tokens. Raises RuntimeError if the sequence failed."""
     if outputs[-1].fault is not None:
         raise RuntimeError(f"a sequence failed: {outputs[-1].fault}")
     return [token for output in outputs for token in output.ids]
@@ -90,7 +90,7 @@ class Pair:
         self.prefill, self.decode = prefill, decode
 
     async def run(self, tokens: list[int], sampling: Sampling) -> tuple[list[Output], Step]:
-        """One prompt by way of both; the outputs of the decode side, and where the time to the first went."""
+        """Run one prompt by way of both. Returns the outputs of the decode side, and the times of the way to the first."""
         begun = time.monotonic()
         first = sequence(tokens, sampling, Handover(kind="prefill"))
         offered = (await self.prefill.run(first))[-1]
@@ -108,7 +108,7 @@ class Pair:
 
 
 def remote_engine(model: Path, role: Role, args: dict[str, Any], threads: int) -> RemoteEngine:
-    """An engine that is yet to be started."""
+    """Return an engine that is yet to be started."""
     config = EngineConfig(model=str(model), served_name="m", role=role, args=ARGS | args)
     return RemoteEngine(config, environ={"OMP_NUM_THREADS": str(threads)})
 
@@ -125,7 +125,7 @@ def prompts(model: Path, count: int) -> list[list[int]]:
 
 
 def compare(expected: list[list[int]], got: list[list[int]]) -> dict[str, Any]:
-    """How many are equal, and where the first other one leaves the path."""
+    """Count equal answers, and find where the first other one leaves the path."""
     differing = [n for n, (one, other) in enumerate(zip(expected, got, strict=True)) if one != other]
     found: dict[str, Any] = {"prompts": len(expected), "equal": len(expected) - len(differing)}
     if differing:

@@ -46,7 +46,7 @@ class World(PoolWorld):
         self.queue: deque[Served] = deque()
 
     def run(self, until_s: float = float("inf")) -> list[Served]:
-        """All requests in order; what is not through by then stays as it is."""
+        """Run all requests in order; what is not through by then stays as it is."""
         for served in self.served:
             self.clock.at(served.request.at_s, self._arrive, served)
         self.serve(until_s)
@@ -137,7 +137,7 @@ class World(PoolWorld):
         self._pull()
 
     def _pull(self) -> None:
-        """Who has asked first gets the next job."""
+        """Give the next job to the worker that has asked first."""
         while True:
             asking = [node for node in self.prefills if node.budget.credit and (self.queue or node.named)]
             if not asking:

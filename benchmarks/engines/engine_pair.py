@@ -36,12 +36,12 @@ SETTLE_S = 0.5
 
 
 def tokens_per_s(workload: Workload, outcome: Outcome) -> float:
-    """All answers have all their tokens, as end-of-sequence tokens are ignored."""
+    """Return tokens per second. All answers have all their tokens, as end-of-sequence tokens are ignored."""
     return outcome.ok * workload.tokens / outcome.seconds
 
 
 def first_token_ms(outcome: Outcome) -> float:
-    """The median over the requests of one round."""
+    """Return the median over the requests of one round."""
     return outcome.percentile_ms("first_token_s", 0.5)
 
 
@@ -79,7 +79,7 @@ async def measure(
 
 
 def row(workload: Workload, pairs: list[tuple[Outcome, Outcome]]) -> dict[str, object]:
-    """The medians of one workload; ratios and differences are of one round, Headrace to the engine's own server."""
+    """Return the medians of one workload; ratios and differences are of one round, Headrace to the engine's own server."""
     ratios = [tokens_per_s(workload, ours) / tokens_per_s(workload, own) for ours, own in pairs]
     added = [first_token_ms(ours) - first_token_ms(own) for ours, own in pairs]
     return {
@@ -96,7 +96,7 @@ def row(workload: Workload, pairs: list[tuple[Outcome, Outcome]]) -> dict[str, o
 
 
 def _spread(values: list[float], digits: int) -> list[float]:
-    """The first quartile, the median and the third quartile."""
+    """Return the first quartile, the median and the third quartile."""
     if len(values) < 2:
         return [round(values[0], digits)] * 3
     return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]

@@ -83,7 +83,7 @@ async def evicted(asker: Asker, tier: str, seed: int, info: EngineInfo, longest:
 
 @dataclass(slots=True)
 class Times:
-    """What the prompts of one length took."""
+    """Times of the prompts of one length."""
 
     computed_s: list[float] = field(default_factory=list)
     found_s: list[float] = field(default_factory=list)

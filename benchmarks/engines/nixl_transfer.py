@@ -1,4 +1,4 @@
-"""Our transfers beside bare NIXL: the same memory, the same two processes, the same run.
+"""Measures our transfers beside bare NIXL: the same memory, the same two processes, the same run.
 
     python -m benchmarks.engines.nixl_transfer [--mib 64] [--rounds 15] [--blocks 64,256,1024,4096] [--cpu] [--json]
 
@@ -34,7 +34,7 @@ Clock = Callable[[], float]
 
 
 def lend(pipe: Connection, blocks: int, block_bytes: int) -> None:
-    """The other process: its memory is read and written."""
+    """Run the other process, whose memory is read and written."""
     arena = Arena(blocks, block_bytes)
     agent, bare = Agent("lender", arena), Driver("bare-lender")
     bare.register(arena.address, arena.size)
@@ -47,7 +47,7 @@ def lend(pipe: Connection, blocks: int, block_bytes: int) -> None:
 
 @contextmanager
 def lender(blocks: int, block_bytes: int) -> Iterator[tuple[bytes, bytes, int]]:
-    """The other process, while it runs: its card, its bare metadata, the address of its arena."""
+    """Run the other process; yields its card, its bare metadata and the address of its arena."""
     context = multiprocessing.get_context("spawn")
     pipe, far_end = context.Pipe()
     process = context.Process(target=lend, args=(far_end, blocks, block_bytes))
@@ -100,7 +100,7 @@ async def move(agent: Agent, peer: str, op: str, local: list[int], remote: list[
 
 
 def measure(block_bytes: int, args: argparse.Namespace, rng: random.Random) -> list[dict[str, Any]]:
-    """One block size, all cases."""
+    """Measure all cases with one block size."""
     clock: Clock = time.thread_time if args.cpu else time.perf_counter
     count = (args.mib << 20) // block_bytes
     rows = []

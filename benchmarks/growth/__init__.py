@@ -1,1 +1,1 @@
-"""How requests/s and CPU grow with frontends, routers and workers on one machine of many cores, and what nats-server can do."""
+"""Growth of requests/s and CPU with frontends, routers and workers on one machine of many cores, and limits of nats-server."""

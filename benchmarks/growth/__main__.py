@@ -1,4 +1,4 @@
-"""How a deployment grows on one machine of many cores, and the limits of its nats-server: in six minutes, without a network.
+"""Measures the growth of a deployment on a machine of many cores, and nats-server's limits: six minutes, without a network.
 
     python -m benchmarks.growth --json growth.json              # a machine with 16 cores
     python -m benchmarks.growth --quick --json growth.json      # does it work at all? two cores do
@@ -151,7 +151,7 @@ def ratios(rows: Rows) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two shapes and few steps, a second each")
     parser.add_argument("--json", type=Path, help="write all figures here, after each step")

@@ -1,4 +1,4 @@
-"""What one nats-server can do: messages and bytes per second, in core and in streams, beside few and many things."""
+"""Measures the limits of one nats-server: messages and bytes per second, in core and in streams, beside few and many things."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ClientFailed(Exception):
 
 
 class Client:
-    """One process that is told lines and says lines of JSON. Every wait for it has a deadline."""
+    """A process that is told lines and says lines of JSON. Every wait for it has a deadline."""
 
     def __init__(self, *command: str) -> None:
         """`command`: a module of this package, and its arguments."""

@@ -24,7 +24,7 @@ SLOTS = 256  # of each worker, so that no load waits for one
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many of each run. `clients`: processes that ask."""
+    """Numbers of processes to run. `clients`: processes that ask."""
 
     frontends: int
     routers: int
@@ -68,7 +68,7 @@ def parts(deployment: Deployment, shape: Shape) -> dict[str, int]:
 
 
 class Broker:
-    """What the deployment's nats-server has counted, by its monitoring port."""
+    """Counters of the deployment's nats-server, read by its monitoring port."""
 
     def __init__(self, data_dir: Path) -> None:
         ports = next(data_dir.rglob("nats-server_*.ports"))

@@ -1,4 +1,4 @@
-"""What badly behaved clients do to the HTTP surface: the longest block of its event loop, its memory, and what others noticed.
+"""Measures the HTTP surface under bad clients: the longest block of its event loop, its memory, and delays of others.
 
 A server in a process of its own (uvicorn, uvloop, this package, a fake ingress that answers at once) is attacked from this one,
 in one way after the other, while a polite client asks for a short answer twenty times a second.  In the server a coroutine
@@ -49,7 +49,7 @@ class Server:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def send(self, raw: bytes, *, timeout_s: float = 60.0) -> str:
-        """The status of the answer, or what happened instead."""
+        """Return the status of the answer, or what happened instead."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await self.connect()
@@ -66,7 +66,7 @@ class Server:
 
 
 async def polite(target: Server, waits: list[float]) -> None:
-    """A short request twenty times a second."""
+    """Send a short request twenty times a second."""
     raw = request(chat("How are you?"))
     while True:
         began = time.perf_counter()
@@ -77,7 +77,7 @@ async def polite(target: Server, waits: list[float]) -> None:
 
 @contextlib.asynccontextmanager
 async def server() -> AsyncIterator[Server]:
-    """A server in a process of its own."""
+    """Run a server in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""What badly behaved clients do, by name: each sends something to a server and says what it was answered."""
+"""Defines bad clients by name: each sends something to a server and reports its answer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Target(Protocol):
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
 
     async def send(self, raw: bytes, *, timeout_s: float = 60.0) -> str:
-        """The status of the answer, or what happened instead."""
+        """Return the status of the answer, or what happened instead."""
 
 
 def request(body: bytes, path: str = PATH) -> bytes:
-    """A POST with this body."""
+    """Return a POST with this body."""
     return f"POST {path} HTTP/1.1\r\n{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def chat(content: Any) -> bytes:
-    """A body of a chat request with this content."""
+    """Return the body of a chat request with this content."""
     return json.dumps(
         {"model": "bench", "messages": [{"role": "user", "content": content}], "max_tokens": 4}, ensure_ascii=False
     ).encode()
@@ -59,7 +59,7 @@ def abuse(name: str) -> Callable[[Abuse], Abuse]:
 
 
 def bodies(name: str, make: Callable[[], bytes], *, path: str = PATH, times: int = 2) -> None:
-    """Registers the sending of such a body, `times` at once."""
+    """Register the sending of such a body, `times` at once."""
 
     @abuse(name)
     async def _(target: Target) -> list[str]:
@@ -69,7 +69,7 @@ def bodies(name: str, make: Callable[[], bytes], *, path: str = PATH, times: int
 
 @abuse("nothing")
 async def nothing(target: Target) -> list[str]:
-    """The row to compare with."""
+    """Send nothing: the row to compare with."""
     await asyncio.sleep(3)
     return []
 
@@ -149,7 +149,7 @@ async def chunks(target: Target) -> list[str]:
 
 @abuse("16 image URLs of 10 MB")
 async def urls(target: Target) -> list[str]:
-    """They are fetched from here; together they are too much."""
+    """Name URLs that are fetched from here and are too much together."""
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -215,24 +215,24 @@ async def crowd(target: Target, size: int, first: bytes, drip: bytes, seconds: f
 
 @abuse("4000 idle connections")
 async def idle(target: Target) -> list[str]:
-    """They say nothing."""
+    """Open connections and say nothing."""
     return await crowd(target, 4000, b"", b"", 8)
 
 
 @abuse("8000 idle connections, more than the limit")
 async def too_many(target: Target) -> list[str]:
-    """They say nothing, either."""
+    """Open more connections than the limit and say nothing."""
     return await crowd(target, 8000, b"", b"", 3)
 
 
 @abuse("2000 headers that drip in")
 async def slow_headers(target: Target) -> list[str]:
-    """One more header per second."""
+    """Send one more header per second."""
     return await crowd(target, 2000, b"GET /live HTTP/1.1\r\n", b"a: b\r\n", 9)
 
 
 @abuse("1000 bodies that drip in")
 async def slow_bodies(target: Target) -> list[str]:
-    """One more byte per second; they are given up after half a minute."""
+    """Send one more byte per second; the server gives up after half a minute."""
     head = f"POST {PATH} HTTP/1.1\r\n{HEAD}content-length: 1000\r\n\r\n".encode()
     return await crowd(target, 1000, head, b" ", 6)

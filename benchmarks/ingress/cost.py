@@ -1,4 +1,4 @@
-"""What the HTTP surface costs, alone: CPU per request and per streamed event, without NATS, engine or network.
+"""Measures the HTTP surface alone: CPU per request and per streamed event, without NATS, engine or network.
 
 A fake ingress answers at once with made-up rows, one per token, and the ASGI application is called in process, so the numbers
 hold this package plus Starlette's routing and nothing else: validation, chat template, tokenising, block hashes, events.  With
@@ -41,7 +41,7 @@ TEMPLATE = (
 
 
 def tokenizer() -> bytes:
-    """A byte-level BPE trained on a line: the same machinery as a real one, with fewer merges."""
+    """Train a byte-level BPE on a line: the same machinery as a real one, with fewer merges."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -119,7 +119,7 @@ class FakeIngress:
 
 
 async def call(app: Any, body: bytes) -> int:
-    """One request; returns the bytes of the answer."""
+    """Send one request. Returns the bytes of the answer."""
     size = 0
     gone = asyncio.get_running_loop().create_future()
     first = True
@@ -152,7 +152,7 @@ async def call(app: Any, body: bytes) -> int:
 
 
 def body(tokens: int, words: int, *, stream: bool) -> bytes:
-    """A chat request as JSON."""
+    """Return a chat request as JSON."""
     text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
     request = {"model": "bench", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "stream": stream}
     return json.dumps(request).encode()
@@ -183,7 +183,7 @@ class CountingTransport(asyncio.Transport):
 
 
 def over_http(app: Any) -> Callable[[Any, bytes], Awaitable[int]]:
-    """A function like `call` that speaks HTTP/1.1 on one kept-alive connection."""
+    """Return a function like `call` that speaks HTTP/1.1 on one kept-alive connection."""
     config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     state = ServerState()

@@ -1,4 +1,4 @@
-"""What a prompt costs on the ingress: the next turn of a long conversation, and how long the event loop stands still.
+"""Measures a prompt on the ingress: the next turn of a long conversation, and the longest block of the event loop.
 
 Both with the bundled model's tokenizer and chat template, in this process, without NATS or HTTP.  Turns are timed with and
 without the memory of prefixes, in turn, so that the ratio holds on a busy machine; each figure is the median of some rounds.
@@ -44,7 +44,7 @@ Conversation = list[dict[str, Any]]
 
 
 def model(cache: PromptCache | None, pool: ThreadPoolExecutor) -> LoadedModel:
-    """The bundled model, as the frontend has it ready."""
+    """Return the bundled model, as the frontend has it ready."""
     encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, cache=cache)
     encoder.use_fast_tokenizer(lambda: None)
     template = ChatTemplate((ASSETS / "chat_template.jinja").read_text(), names={})

@@ -32,7 +32,7 @@ _TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", 
 
 @dataclass(frozen=True)
 class Lock:
-    """What a lock holds: what Headrace and these extras of it require, or these packages alone, without what they require.
+    """Contents of a lock: what Headrace and these extras of it require, or these packages alone, without what they require.
 
     `left_out` are packages that are installed in another way. `within`: a lock whose versions hold here, too.
     """

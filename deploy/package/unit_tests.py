@@ -29,7 +29,7 @@ _NO_TESTS = 5  # what pytest ends with where the options leave no test
 
 @dataclass(frozen=True)
 class Run:
-    """One interpreter's tests: whether all passed, and what was printed."""
+    """Result of one interpreter's tests: whether all passed, and what was printed."""
 
     minor: int
     passed: bool

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("jetstream", "broker", "router", "workers", "frontend", "headrace", "tools")
+FOLDERS = ("jetstream", "broker", "router", "workers", "frontend", "headrace", "tools", "benchmarks", "deploy")
 RIDDLES = frozenset(
     [
         "it",
@@ -102,9 +102,7 @@ def test_no_docstring_begins_with_a_pronoun_or_a_question_word() -> None:
 
 def test_no_comment_or_docstring_speaks_of_persons() -> None:
     found = [
-        f"{file.relative_to(ROOT)}: {place}"
-        for file in _files(*FOLDERS, "benchmarks", "deploy", "examples")
-        for place in _persons(file.read_text())
+        f"{file.relative_to(ROOT)}: {place}" for file in _files(*FOLDERS, "examples") for place in _persons(file.read_text())
     ]
     assert not found, "\n".join(found)
 
