@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.ingress.journey import Journey
@@ -23,6 +22,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.tracing.otlp import OtlpExporter
+from headrace.frontend.tracing.otlp_bytes import encode
 from headrace.frontend.tracing.spans import SpanData
 from headrace.frontend.tracing.traced_app import TracedApp
 from headrace.frontend.tracing.tracer import Tracer
@@ -57,10 +57,10 @@ class Answered:
 
 
 class ConvertOnly(OtlpExporter):
-    """Builds and encodes OpenTelemetry's spans, and sends them nowhere."""
+    """Encodes spans, and sends them nowhere."""
 
     def _send(self, spans: Sequence[SpanData]) -> bool:
-        return bool(encode_spans([self._convert(span) for span in spans]).SerializeToString())
+        return bool(encode(spans, self._version))
 
 
 def story(book: StoryBook, number: int) -> Answered:

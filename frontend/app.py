@@ -123,7 +123,7 @@ def build_frontend(
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     ring = ring or KeyRing(settings)
-    tracer = tracer_of(settings, metrics, frontend=port.id)
+    tracer = tracer_of(settings, metrics, frontend=port.id, paths=port.message_path)
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None

@@ -31,6 +31,7 @@ from headrace.broker.ingress.timers import IngressTimers
 from headrace.broker.ingress.worker_wait import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
+from headrace.broker.message_paths import MessagePaths
 from headrace.broker.messages import Explanation, IngressMember, JobFault
 from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.crashes import Crash
@@ -39,6 +40,7 @@ from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.message_traces import Hop
 from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
@@ -115,6 +117,7 @@ class Ingress:
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._stories = StoryBook(self.id)
+        self._paths = MessagePaths(self._stories.knows)
         self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions, self._stories)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
         self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
@@ -140,6 +143,7 @@ class Ingress:
             await self._messaging.subscribe(judge, self._inbox.on_control)
             await self._messaging.subscribe(named(judge), self._inbox.on_named_control)
             await self._messaging.subscribe(self._subjects.events_filter(), self._inbox.on_events)
+            await self._messaging.subscribe(self._subjects.hops(self.id), self._paths.on_hop)
             self._tasks.spawn(self._lease.run())
             self._tasks.spawn(self._members.run())
             self._tasks.spawn(self.models.run())
@@ -240,6 +244,10 @@ class Ingress:
         """Return why a request whose job had `explain` was placed on its worker, within `timeout_s`."""
         return await self._decisions.explain(request_id, timeout_s=timeout_s)
 
+    def message_path(self, request_id: str) -> list[Hop]:
+        """Return the way of a sampled request's messages through nats-servers, as far as it is told; it is forgotten then."""
+        return self._paths.take(request_id)
+
     async def submit(self, job: Job, *, resume: Resume | None = None, recorder: CrashRecorder | None = None) -> JobStream:
         """Queue a job durably and return its stream. With `resume` the stream goes on behind what that says was emitted.
 
@@ -289,7 +297,7 @@ class Ingress:
             OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
-            stored = await self._submitter.publish(job, body, resume)
+            stored = await self._submitter.publish(job, body, judge=self.id, resume=resume)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
             self._stories.drop(job.id)

@@ -13,6 +13,7 @@ from headrace.broker.codec import job_headers
 from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
+from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import HistoryEntry
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.retry import until_done
@@ -82,14 +83,16 @@ class Resubmitter:
         """Publish `job` as this attempt, and retry until it is stored or the request has ended."""
         log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
         metrics.RESUBMITTED.inc()
-        subject = self._subjects.req(job.pool, moved_class(job.envelope().request_class), job.tenant)
+        envelope = job.envelope()
+        subject = self._subjects.req(job.pool, moved_class(envelope.request_class), job.tenant)
+        headers = job_headers(attempt, history) | path_headers(self._subjects, envelope.trace, envelope.judge)
         nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
 
         async def publish() -> None:
             await self._messaging.publish(
                 subject,
                 job.body,
-                headers=job_headers(attempt, history),
+                headers=headers,
                 msg_id=f"{job.id}.{attempt}@{nonce}",
                 ttl_s=message_ttl_s(job.deadline, self._wall(), self._timing.ttl_slack_s),
                 timeout_s=self._timing.publish_timeout_s,

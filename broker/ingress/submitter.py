@@ -8,6 +8,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import job_headers
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
 from headrace.broker.jobs import Job
+from headrace.broker.message_paths import path_headers
 from headrace.broker.protocol.resume import GENERATION, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
@@ -29,14 +30,17 @@ class Submitter:
         self._health = health
         self._loop = asyncio.get_running_loop()
 
-    async def publish(self, job: Job, body: bytes, resume: Resume | None = None) -> PubAck:
-        """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
+    async def publish(self, job: Job, body: bytes, *, judge: str, resume: Resume | None = None) -> PubAck:
+        """Store a request of the ingress `judge` in its pool's queue. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
 
         One that resumes is stored as a moved one: its attempt is above 1, so that a worker claims it and learns where it is.
         """
         attempt = 1 if resume is None else resume.generation * GENERATION
         request_class = job.request_class if resume is None else moved_class(job.request_class)
         subject = self._subjects.req(job.card.pool, request_class, job.tenant)
+        headers = job_headers(attempt, sorted(resume.history) if resume is not None else [])
+        if job.trace:
+            headers |= path_headers(self._subjects, job.trace, judge)
         timing = self._settings.timing
         started = self._loop.time()
         tries = 0
@@ -46,7 +50,7 @@ class Submitter:
                 stored = await self._messaging.publish(
                     subject,
                     body,
-                    headers=job_headers(attempt, sorted(resume.history) if resume is not None else []),
+                    headers=headers,
                     msg_id=f"{job.id}.{attempt}",
                     ttl_s=job.deadline_s + timing.ttl_slack_s,
                     timeout_s=timing.publish_timeout_s,

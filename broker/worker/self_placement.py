@@ -26,6 +26,7 @@ from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
+from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import Envelope, HistoryEntry, WorkerMember
 from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender
@@ -174,13 +175,14 @@ class SelfPlacer:
         self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry], *, worker: str
     ) -> None:
         self._holding[delivery] = None
+        headers = job_headers(attempt, history) | path_headers(self._subjects, envelope.trace, envelope.judge)
         try:
             while True:
                 try:
                     ack = await self._messaging.publish(
                         self._subjects.work(self._state.pool, worker),
                         delivery.data,
-                        headers=job_headers(attempt, history),
+                        headers=headers,
                         msg_id=f"{envelope.id}.{attempt}@{delivery.stream_seq}",
                         ttl_s=message_ttl_s(envelope.deadline, self._wall(), self._timing.ttl_slack_s),
                         timeout_s=self._timing.publish_timeout_s,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.tracing.tracer import Tracer
+from headrace.jetstream.message_traces import Hop
 
 
-def tracer_of(settings: FrontendSettings, metrics: Metrics, *, frontend: str) -> Tracer | None:
-    """Return the tracer of a frontend with this id, None without an endpoint. Raises TracingUnusable."""
+def tracer_of(
+    settings: FrontendSettings, metrics: Metrics, *, frontend: str, paths: Callable[[str], Sequence[Hop]]
+) -> Tracer | None:
+    """Return the tracer of a frontend with this id, None without an endpoint. Raises TracingUnusable.
+
+    `paths`: gives the way of a request's messages through nats-servers.
+    """
     if settings.trace_endpoint is None:
         return None
     from headrace.frontend.tracing.otlp import OtlpExporter  # OpenTelemetry is imported for those who use it
 
-    return Tracer(OtlpExporter(settings.trace_endpoint), metrics, sample=settings.trace_sample, frontend=frontend)
+    exporter = OtlpExporter(settings.trace_endpoint)
+    return Tracer(exporter, metrics, sample=settings.trace_sample, frontend=frontend, paths=paths)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from os import urandom
+from random import Random
+
+import msgspec
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 _STATE = re.compile(r"[\x20-\x7e]*\Z")
 MOST_STATE = 512  # characters: a longer one is dropped, as the recommendation allows
 SAMPLED = 0x01
 
+_bits = Random().getrandbits  # noqa: S311  # seeded by the system; ids are no secrets
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+
+class TraceContext(msgspec.Struct, frozen=True):
     """A place in a trace. `span` is the caller's span, or 0 where the trace begins here."""
 
     trace: int
@@ -54,10 +56,10 @@ def read_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
 
 def new_span_id() -> int:
     """Return 64 random bits that are not 0."""
-    return int.from_bytes(urandom(8)) or 1
+    return _bits(64) or 1
 
 
 def new_context(share: float) -> TraceContext:
     """Begin a trace, sampled with probability `share`."""
-    trace = int.from_bytes(urandom(16)) or 1
+    trace = _bits(128) or 1
     return TraceContext(trace, 0, (trace & (2**56 - 1)) < share * 2**56)

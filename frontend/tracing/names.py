@@ -1,4 +1,4 @@
-"""The names of spans' attributes: those of OpenTelemetry's GenAI and HTTP conventions, and ours.
+"""The names of spans' attributes: those of OpenTelemetry's GenAI, HTTP and messaging conventions, and ours.
 
 The GenAI conventions still change; what Headrace sends of them stands here and nowhere else.
 """
@@ -32,6 +32,15 @@ RANK = "headrace.worker.rank"
 PREFILL_WORKER = "headrace.prefill.worker"
 UNCACHED_PREDICTED = "headrace.prefill.predicted_tokens"
 UNCACHED = "headrace.prefill.tokens"
+
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_DESTINATION = "messaging.destination.name"
+MESSAGE_ID = "messaging.message.id"
+NATS_ACCOUNT = "headrace.nats.account"
+NATS_STREAM = "headrace.nats.stream"
+NATS_SENDER = "headrace.nats.sender"
+NATS_ONWARD = "headrace.nats.onward"
+NATS_ERROR = "headrace.nats.error"
 
 _OPERATIONS = {
     "/v1/completions": "text_completion",

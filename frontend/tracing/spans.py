@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
+
+import msgspec
 
 from headrace.broker.messages import Story, StoryEvent
 from headrace.frontend.tracing import names
 from headrace.frontend.tracing.context import TraceContext, new_span_id
 
-Service = Literal["headrace-frontend", "headrace-router", "headrace-worker"]
+Service = Literal["headrace-frontend", "headrace-router", "headrace-worker", "nats-server"]
 Value = str | int | float | bool | Sequence[str]
 NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanData:
+class SpanData(msgspec.Struct, frozen=True, kw_only=True):
     """A span, before any library knows it. Times are Unix nanoseconds. `links` are spans of the same trace."""
 
     name: str
@@ -29,7 +30,7 @@ class SpanData:
     service: Service
     instance: str
     kind: Literal["server", "internal", "consumer"] = "internal"
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = {}
     links: Sequence[int] = ()
     error: str = ""  # its message; empty = none
     remote_parent: bool = False

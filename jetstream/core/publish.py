@@ -45,11 +45,12 @@ class ServerReply(msgspec.Struct, frozen=True):
 class _Call:
     """A call that waits for an answer. `future` is replaced for every try of a publish."""
 
-    __slots__ = ("asked_at", "cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer")
+    __slots__ = ("asked_at", "cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer", "traced_to")
 
     def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
         self.subject = subject
         self.cmd = cmd
+        self.traced_to = ""  # where servers tell the message's path; empty = they do not
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
         self.future: asyncio.Future[ServerReply] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -76,6 +77,10 @@ class _PubReply(msgspec.Struct, frozen=True):
 _pub_reply = msgspec.json.Decoder(_PubReply)
 
 
+class _TraceDenied(JetStreamError):
+    """The login may not have the paths of its messages told on the subject that a publish names."""
+
+
 class _Disconnected(JetStreamError):
     """The connection broke while a publish waited for its ack."""
 
@@ -93,6 +98,7 @@ class Mux:
         self._calls: dict[bytes, _Call] = {}
         self._numbers = count(1)
         self._denied: str | None = None
+        self._traces_denied = False
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
 
@@ -122,6 +128,8 @@ class Mux:
         for call in self._calls.values():
             if call.subject.lower() == quoted or self._denied:
                 call.fail(error)
+            elif call.traced_to and call.traced_to.lower() == quoted:
+                call.fail(_TraceDenied(text))
 
     def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         call = self._calls.get(subject[self._skip :])
@@ -169,16 +177,27 @@ class Mux:
         return answer
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str], *, timeout_s: float) -> PubAck:
-        """Store one message. With a `Nats-Msg-Id` it is sent again after a broken connection."""
+        """Store one message. With a `Nats-Msg-Id` it is sent again after a broken connection.
+
+        Where this login may not have its path told, it is sent without asking for that: the server refuses it else.
+        """
+        traced_to = headers.get(wire.TRACE_DESTINATION, "")
+        if traced_to and self._traces_denied:
+            headers, traced_to = _untraced(headers), ""
         number, call = self._open(
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
+        call.traced_to = traced_to
         loop = self._loop
         call.asked_at = loop.time()
         call.deadline = call.asked_at + timeout_s
         call.timer = loop.call_at(call.deadline, self._expire_publish, call)
         try:
             ack = await self._publish(call)
+        except _TraceDenied as error:
+            log.warning("traces.denied", subject=traced_to, error=str(error), meaning="this login was made before traces were")
+            self._traces_denied = True
+            return await self.publish(subject, data, headers, timeout_s=max(0.0, call.deadline - loop.time()))
         except JetStreamError as error:
             metrics.PUBLISHES.labels(type(error).__name__).inc()
             raise
@@ -257,6 +276,10 @@ class Mux:
         except JetStreamError:
             return False
         return not msgspec.json.decode(names.data).get("total", 0)
+
+
+def _untraced(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != wire.TRACE_DESTINATION}
 
 
 _stored = metrics.PUBLISHES.labels("stored")

@@ -114,6 +114,7 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
     for subject in exported:
         kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers
+        kind += ", allow_trace: true" if traceable(subject) else ""
         lines.append(f"      {{ service: {json.dumps(subject)}, accounts: [{account}_PARTS]{kind} }}")
     lines += ["    ]", "  }", f"  {account}_PARTS: {{", "    imports: ["]
     for subject in exported:
@@ -130,6 +131,11 @@ def exported_subjects(topology: Topology) -> list[str]:
     """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to."""
     subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
     return [API_EXPORT, "$JS.ACK.>", *sorted(subject for subject in subjects if not subject.startswith("$JS."))]
+
+
+def traceable(subject: str) -> bool:
+    """Return whether the path of a message to an exported subject may be told up to its stream: that of what is published."""
+    return not subject.startswith("$")
 
 
 def _permission_lines(allowed: Permissions) -> list[str]:

@@ -77,6 +77,7 @@ class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
     agent_priority: Small | None = None
     require: list[Name] = []
     prefer: dict[Name, Finite] = {}
+    trace: dict[str, str] = {}
 
 
 @dataclass(eq=False, slots=True)

@@ -32,7 +32,8 @@ def holders(up: RunningUp) -> dict[str, tuple[int, int]]:
 
     async def ask() -> dict[str, tuple[int, int]]:
         names = Subjects()
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        nats = up.state()["nats"]
+        options = ConnectOptions.from_context(nats["context"]) if nats["context"] else ConnectOptions(servers=(nats["url"],))
         async with await Connection.connect(options, subjects=names) as connection:
             found = {}
             for member in await live_workers(connection, names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,10 +34,12 @@ class Guarded(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def guarded_server(folder: Path, logins: Sequence[Login]) -> AsyncIterator[Guarded]:
-    """Run a server with these logins, an operator's among them."""
+async def guarded_server(
+    folder: Path, logins: Sequence[Login], *, edited: Callable[[str], str] = lambda config: config
+) -> AsyncIterator[Guarded]:
+    """Run a server with these logins, an operator's among them. `edited` may change its configuration before."""
     topology, files = Topology(S), folder / "logins"
-    config = accounts_config(topology, make_keys(files, logins))
+    config = edited(accounts_config(topology, make_keys(files, logins)))
     with EmbeddedServer(folder / "nats", ServerSettings(extra=config)) as server:
         for login in logins:
             write_context(files, login, url=server.url, prefix="hr")

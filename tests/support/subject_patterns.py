@@ -84,6 +84,7 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.out("i1"),
         s.events(pool),
         s.judge("i1"),
+        s.hops("i1"),
         s.spoken_by(pool, "w1").out("i1"),
         s.spoken_by(pool, "w1").judge("i1"),
         s.peer(pool, "w1"),

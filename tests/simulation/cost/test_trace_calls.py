@@ -13,6 +13,7 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.tracing import tracer as module
 from headrace.frontend.tracing.context import TraceContext
 from headrace.frontend.tracing.otlp import OtlpExporter
+from headrace.frontend.tracing.otlp_bytes import encode
 from headrace.frontend.tracing.spans import SpanData
 from headrace.frontend.tracing.tracer import Tracer
 from tests.simulation.cost.deployment import Cost, chat
@@ -25,10 +26,10 @@ SHARE = 0.03  # of the calls of all processes
 
 
 class ConvertOnly(OtlpExporter):
-    """Makes OpenTelemetry's spans, in the loop where calls are counted, and sends them nowhere."""
+    """Encodes spans in the loop where calls are counted, and sends them nowhere."""
 
     async def export(self, spans: Sequence[SpanData]) -> bool:
-        return bool([self._convert(span) for span in spans])
+        return bool(encode(spans, "1"))
 
 
 class TracedCost(Cost):
@@ -41,10 +42,10 @@ class TracedCost(Cost):
         self._begun = 0
         self._running: asyncio.Task[None] | None = None
 
-    def tracer_of(self, _settings: Any, metrics: Metrics, *, frontend: str) -> Tracer | None:
+    def tracer_of(self, _settings: Any, metrics: Metrics, *, frontend: str, paths: Any) -> Tracer | None:
         if self._every is not None:
             exporter = ConvertOnly("http://127.0.0.1:9/v1/traces")
-            self.tracer = Tracer(exporter, metrics, sample=0.0, frontend=frontend, late_s=0.0)
+            self.tracer = Tracer(exporter, metrics, sample=0.0, frontend=frontend, paths=paths, late_s=0.0)
         return self.tracer
 
     def context(self, _share: float) -> TraceContext:

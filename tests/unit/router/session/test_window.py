@@ -59,7 +59,7 @@ def test_a_head_is_an_envelope_without_its_payload() -> None:
 
 
 def test_every_routing_field_of_an_envelope_is_in_the_head() -> None:
-    left_out = {"pool", "model", "payload", "spill", "trace", "kind"}
+    left_out = {"pool", "model", "payload", "spill", "kind"}
     assert set(Envelope.__struct_fields__) - left_out == set(RequestHead.__struct_fields__)
 
 
