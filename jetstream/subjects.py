@@ -72,6 +72,14 @@ def tenant_owner(tenant: str) -> str:
     return f"t-{tenant}"
 
 
+@lru_cache(maxsize=4096)
+def _request(pool: str, request_class: RequestClass, tenant: str) -> str:
+    """Return the subject of a request behind the prefix. Each request has one, and there are few of them."""
+    if request_class not in REQUEST_CLASSES:
+        raise SubjectError(f"request class {request_class!r} is not one of {', '.join(REQUEST_CLASSES)}")
+    return f"req.{check_token(pool, 'pool')}.{request_class}.{check_token(tenant, 'tenant')}"
+
+
 class RequestSubject(NamedTuple):
     """The tokens of a REQ subject."""
 
@@ -125,9 +133,7 @@ class Subjects:
     # Work:
 
     def req(self, pool: str, request_class: RequestClass, tenant: str = DEFAULT_TENANT) -> str:
-        if request_class not in REQUEST_CLASSES:
-            raise SubjectError(f"request class {request_class!r} is not one of {', '.join(REQUEST_CLASSES)}")
-        return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.{check_token(tenant, 'tenant')}"
+        return f"{self.prefix}.{_request(pool, request_class, tenant)}"
 
     def req_filter(self, pool: str, request_class: RequestClass) -> str:
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.*"

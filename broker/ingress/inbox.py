@@ -82,11 +82,15 @@ class IngressInbox:
             log.error("event.malformed", error=str(error))
             return
         for event in events:
-            self._judge.on_event(event)
-            self._decisions.on_event(event)
-            self._stories.on_event(event)
-            if event.kind == "started" and (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
-                job.stream.journey.started(event.attempt, event.worker, self._loop.time())
+            if not self._stories.on_event(event):
+                continue  # it is about a request of another ingress, as most are where there are many
+            kind = event.kind
+            if kind == "placed":
+                self._decisions.on_event(event)
+            elif kind == "started":
+                self._judge.on_event(event)
+                if (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
+                    job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
     def _refuse(self, kind: str, sender: WorkerSubject, why: str) -> None:
         metrics.FORGED.labels(kind).inc()

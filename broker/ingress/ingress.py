@@ -267,9 +267,11 @@ class Ingress:
     async def _submit(self, job: Job, resume: Resume | None, recorder: CrashRecorder | None) -> JobStream:
         now = self._loop.time()
         wall = self._wall()
-        if self._away():
+        trouble = self.trouble
+        if trouble and self._away():
             await self._broker_wait.hold(job.deadline_s)
-        self._admit(job)
+            trouble = self.trouble
+        self._admit(job, trouble)
         payload = job.payload()
         spill = None
         if len(payload) > self.settings.spill_bytes:
@@ -309,9 +311,9 @@ class Ingress:
         self._worker_wait.hold(job, stored, now)
         return stream
 
-    def _admit(self, job: Job) -> None:
-        if why := self.trouble:
-            raise BrokerUnavailable(f"this ingress {why}; try again shortly")
+    def _admit(self, job: Job, trouble: str) -> None:
+        if trouble:
+            raise BrokerUnavailable(f"this ingress {trouble}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
         if not self._worker_wait.longest_s and not self._worker_wait.answerable(job):

@@ -71,14 +71,14 @@ class StoryBook:
         if self._open.pop(request_id, None) is not None:
             del self._heard[request_id]
 
-    def on_event(self, event: JobEvent) -> None:
-        """Note an event of a request of this ingress."""
+    def on_event(self, event: JobEvent) -> bool:
+        """Note an event of a request of this ingress. Returns False if it is none: it is open nowhere here."""
         heard = self._heard.get(event.id)
         if heard is None:
-            return
+            return False
         if len(heard.events) >= MOST_EVENTS:
             heard.lost += 1
-            return
+            return True
         heard.events.append(
             StoryEvent(
                 self._loop.time() - heard.submitted_s,
@@ -93,6 +93,7 @@ class StoryBook:
                 event.fetch_ms,
             )
         )
+        return True
 
     def end(self, request_id: str, fault: JobFault | None) -> Story | None:
         """End the story of a request, with the fault that ended it or, None, with an answer, and return it. Once only."""
@@ -139,5 +140,8 @@ class StoryBook:
 
 
 def _reasons(record: JobRecord) -> list[str]:
+    if record.choices == 1:
+        fin = record.finished[0]
+        return [fin.reason] if fin is not None and fin.fault is None else []
     ends: Iterable[str] = (fin.reason for fin in record.finished if fin is not None and fin.fault is None)
     return list(dict.fromkeys(ends))[:64]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -44,6 +44,7 @@ class Members:
         self._ttl_s = lease_ttl_s
         self._values: dict[str, bytes] = {}
         self._workers: dict[str, dict[str, WorkerMember]] = {}
+        self._serving: dict[str, tuple[WorkerMember, ...]] = {}  # as far as it was asked since the last change of the pool
         self._routers: dict[str, set[str]] = {}
         self._wakers: dict[str, set[str]] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -112,6 +113,7 @@ class Members:
     def _on_worker(self, rest: str, value: bytes | None) -> None:
         pool, _, worker = rest.partition(".")
         members = self._workers.setdefault(pool, {})
+        self._serving.pop(pool, None)
         if value is None:
             members.pop(worker, None)
             return
@@ -137,11 +139,14 @@ class Members:
         """Return the workers that accept work, in any role."""
         return [member for member in self.workers(pool).values() if not member.draining]
 
-    def serving_workers(self, pool: str) -> list[WorkerMember]:
-        """Return the workers that accept requests."""
-        return [member for member in self.ready_workers(pool) if member.serves]
+    def serving_workers(self, pool: str) -> Sequence[WorkerMember]:
+        """Return the workers that accept requests. They are found once per change, because each request asks for them."""
+        serving = self._serving.get(pool)
+        if serving is None:
+            serving = self._serving[pool] = tuple(member for member in self.ready_workers(pool) if member.serves)
+        return serving
 
-    def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
+    def having(self, pool: str, adapter: str | None) -> Sequence[WorkerMember]:
         """Return the workers that accept requests for this adapter; None is the model itself."""
         workers = self.serving_workers(pool)
         return [member for member in workers if adapter in member.adapters] if adapter else workers

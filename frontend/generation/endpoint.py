@@ -65,6 +65,7 @@ class GenerationEndpoint:
         self._port = port
         self._settings = settings
         self._metrics = metrics
+        self._body_bytes, self._prepare = metrics.body_bytes.series(), metrics.prepare.series()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)
@@ -73,13 +74,13 @@ class GenerationEndpoint:
         plan: Plan | None = None
         try:
             body = await exchange.read_body(self._settings, json=not self._takes_form)
-            self._metrics.body_bytes.series().observe(len(body))
+            self._body_bytes.observe(len(body))
             content: Content | None = scope.get("headrace.content")
             if content is not None:
                 content.asked(body)
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
-                self._metrics.prepare.series().observe(time.perf_counter() - began)
+                self._prepare.observe(time.perf_counter() - began)
                 hold: Hold | None = scope.get("headrace.hold")
                 if hold is not None:
                     self._reserve(hold, plan, exchange)

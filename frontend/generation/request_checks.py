@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.beam_search import refuse_with_beam_search
 from headrace.frontend.http.field_checks import unsupported
@@ -19,12 +21,14 @@ REFUSED = {
 }
 """Parameters of vLLM's server that are refused, and why."""
 
+_refused_of = attrgetter(*REFUSED)
+
 
 def refuse_unsupported(request: GenerationRequest) -> None:
     """Refuse parameters that would otherwise be ignored silently, and combinations that cannot be. Raises BadRequest."""
-    for param, why in REFUSED.items():
-        if getattr(request, param):
-            raise unsupported(param, why)
+    if any(given := _refused_of(request)):
+        param = next(param for param, value in zip(REFUSED, given, strict=True) if value)
+        raise unsupported(param, REFUSED[param])
     refuse_with_beam_search(request)
     if request.spaces_between_special_tokens is False:
         raise unsupported("spaces_between_special_tokens", "cannot be turned off here")

@@ -21,6 +21,12 @@ TTFT_HEADER = b"x-headrace-ttft-target"
 ITL_HEADER = b"x-headrace-itl-target"
 EXPLAIN_HEADER = b"x-headrace-explain"
 DECISION_HEADER = b"x-headrace-decision"
+_READ = frozenset(
+    {
+        *(SESSION_HEADER, AFFINITY_HEADER, WORKER_HEADER, REQUIRE_HEADER, PREFER_HEADER, EXPLAIN_HEADER),
+        *(TTFT_HEADER, ITL_HEADER),
+    }
+)
 
 MAX_LABELS = 32
 MAX_LABEL = 64
@@ -48,12 +54,7 @@ class Routing(NamedTuple):
 
 def routing_of(exchange: HttpExchange, *, session_id: str | None, nvext: Nvext | None = None) -> Routing:
     """Read the routing headers. They win over the body's `session_id` and `nvext`. Raises BadRequest with header and value."""
-    headers = exchange.headers
-    named = (
-        *(SESSION_HEADER, AFFINITY_HEADER, WORKER_HEADER, REQUIRE_HEADER, PREFER_HEADER, EXPLAIN_HEADER),
-        *(TTFT_HEADER, ITL_HEADER),
-    )
-    if nvext is None and not any(name in headers for name in named):
+    if nvext is None and _READ.isdisjoint(exchange.headers):
         return Routing(session=session_id or "")
     hints = (nvext.router if nvext is not None else None) or RouterHints()
     agent = nvext.agent_hints if nvext is not None else None

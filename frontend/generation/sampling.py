@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -13,7 +14,15 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import missing
 from headrace.frontend.schema.common import GenerationRequest, ResponseFormat, StructuredOutputs
 
-_PLAIN = Sampling()
+_WEIGHTS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_weights_of = attrgetter(*_WEIGHTS)
+_PLAIN: tuple[Any, ...] = _weights_of(Sampling())
+_WITH_IDS = ("stop_token_ids", "logit_bias", "allowed_token_ids")
+_ids_in = attrgetter(*_WITH_IDS)
+_constraints_in = attrgetter(
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "response_format")
+)
+_NOT_GUIDED = (None,) * 6
 
 GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 
@@ -31,17 +40,19 @@ def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int)
     if extra_stops := defaults.get("stop_token_ids"):
         stop_token_ids = list(dict.fromkeys([*stop_token_ids, *extra_stops]))
     if card.vocab_size:
-        _check_ids(request.stop_token_ids or (), card.vocab_size, "stop_token_ids")
-        _check_ids(request.logit_bias or (), card.vocab_size, "logit_bias")
-        _check_ids(request.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+        for param, ids in zip(_WITH_IDS, _ids_in(request), strict=True):
+            if ids:
+                _check_ids(ids, card.vocab_size, param)
+    given = [usual if value is None else value for value, usual in zip(_weights_of(request), _usual(defaults), strict=True)]
+    temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty = given
     return Sampling(
-        temperature=_pick(request.temperature, defaults, "temperature"),
-        top_p=_pick(request.top_p, defaults, "top_p"),
-        top_k=max(0, _pick(request.top_k, defaults, "top_k")),
-        min_p=_pick(request.min_p, defaults, "min_p"),
-        presence_penalty=_pick(request.presence_penalty, defaults, "presence_penalty"),
-        frequency_penalty=_pick(request.frequency_penalty, defaults, "frequency_penalty"),
-        repetition_penalty=_pick(request.repetition_penalty, defaults, "repetition_penalty"),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=max(0, top_k),
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
         seed=request.seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -53,10 +64,11 @@ def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int)
     )
 
 
-def _pick(value: Any, defaults: Mapping[str, Any], name: str) -> Any:
-    if value is not None:
-        return value
-    return defaults.get(name, getattr(_PLAIN, name)) if defaults else getattr(_PLAIN, name)
+def _usual(defaults: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values of `_WEIGHTS` for a request that gives none."""
+    if not defaults:
+        return _PLAIN
+    return [defaults.get(name, plain) for name, plain in zip(_WEIGHTS, _PLAIN, strict=True)]
 
 
 def _check_ids(ids: Any, vocab_size: int, param: str) -> None:
@@ -80,6 +92,8 @@ def stops_of(request: GenerationRequest) -> list[str]:
 
 def guided_of(request: GenerationRequest) -> dict[str, Any] | None:
     """Return the constraint on the output as `Generation.guided` has it. Raises BadRequest if there is more than one."""
+    if _constraints_in(request) == _NOT_GUIDED:
+        return None
     constraints: dict[str, tuple[str, Any]] = {}  # kind → (its parameter, value)
 
     def add(kind: str, param: str, value: Any) -> None:

@@ -201,6 +201,23 @@ class ClientConnection(HttpToolsProtocol):
         """Return the part of this connection's body in the memory of all that are still arriving."""
         return self.board.bodies.share(self.peer)
 
+    def arrived_body(self, most: int) -> bytes | None:
+        """Take the body of the request that is answered now, past the layers of the server, if it is here as a whole.
+
+        Returns None if the caller has to receive it through ASGI: some of it, or another request behind it, is still to come,
+        or it has more than `most` bytes.
+        """
+        cycle: RequestResponseCycle = self.cycle
+        if self.pipeline or cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
+            return None
+        if len(cycle.body) > most:
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        self.flow.resume_reading()
+        return body
+
     @property
     def full(self) -> bool:
         """Return True if the client does not read and the write buffer is full."""

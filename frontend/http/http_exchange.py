@@ -59,6 +59,7 @@ class Wire(Protocol):
     def whole(self) -> bool: ...
 
     def body_share(self) -> BodyShare: ...
+    def arrived_body(self, most: int) -> bytes | None: ...
     @property
     def full(self) -> bool: ...
     def begin(self, head: bytes, data: bytes) -> bool: ...
@@ -158,10 +159,14 @@ class HttpExchange:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
-        if self._wire is not None and self._wire.whole:  # the usual case: the body has arrived
+        wire = self._wire
+        arrived = wire.arrived_body(limit) if wire is not None else None
+        if arrived is not None:  # the usual case
+            body = arrived
+        elif wire is not None and wire.whole:
             body = await self._read(limit)
         else:
-            share = self._wire.body_share() if self._wire is not None else None
+            share = wire.body_share() if wire is not None else None
             try:
                 async with asyncio.timeout(settings.body_timeout_s):
                     body = await self._read(limit, share)

@@ -114,8 +114,11 @@ class Observe:
         code = scope.get("headrace.outcome")
         if code in REFUSALS:
             self._audit.refused(scope, code, route=route)
+        if not self._access_log:
+            return
         level = logging.DEBUG if route in _PROBES else logging.INFO
-        if not self._access_log or not log.is_enabled_for(level):
+        logger = log.bind()  # once: each use of `log` itself looks it up
+        if not logger.is_enabled_for(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
         caller: Caller | None = scope.get("headrace.caller")
@@ -128,7 +131,7 @@ class Observe:
             values |= story.fields()
         if code is not None:
             values["code"] = code
-        log.log(level, "request.answered", **values, seconds=round(took, 4))
+        logger.log(level, "request.answered", **values, seconds=round(took, 4))
 
 
 def _marking(scope: Scope, send: Send) -> Send:

@@ -11,7 +11,7 @@ import jinja2
 from headrace.frontend.errors import BadRequest, ModelUnusable
 from headrace.frontend.prompts.content_format import takes_parts
 from headrace.frontend.prompts.growth import MAX_CHARS
-from headrace.frontend.prompts.template_sandbox import TemplateEnvironment, TemplateTimeout, limited
+from headrace.frontend.prompts.template_sandbox import Limited, TemplateEnvironment, TemplateTimeout
 
 _MARK = "\ue0aaHEADRACE-CONTINUE\ue0aa"  # private-use characters: no prompt contains this by accident
 _PROBE = _MARK + " "  # the blank shows whether the template trims contents
@@ -76,7 +76,7 @@ class ChatTemplate:
                 raise BadRequest(f"{param} cannot be set this way", param=param)
             names = {**names, **extra}
         try:
-            with limited(self._deadline_s):
+            with Limited(self._deadline_s):
                 text = _run(
                     chosen.template,
                     {

@@ -110,6 +110,9 @@ class EventWriter(StreamWriter):
         if form.role is None and not echo and not prompt_ids:
             return None
         openings: list[bytes | None] = []
+        role = form.role[0] + _encode(options.role) + form.role[1] if form.role is not None else b""
+        if not echo and not prompt_ids and options.prompt_text is None:  # the usual case
+            return [self._opening(i, role) for i in range(choices)]
         for i in range(choices):
             text = form.text[0] + _encode(echo[i] if echo else "") + form.text[1]
             ids = b',"prompt_token_ids":' + _encode(prompt_ids[i]) if prompt_ids else b""
@@ -118,7 +121,6 @@ class EventWriter(StreamWriter):
                 continue
             if options.prompt_text is not None:
                 ids += b',"prompt_text":' + _encode(options.prompt_text)
-            role = form.role[0] + _encode(options.role) + form.role[1]
             echoed = self._opening(i, text) if echo and echo[i] else b""
             openings.append(self._opening(i, role, beside=ids) + echoed)
         return openings

@@ -42,6 +42,14 @@ async def test_a_story_has_what_was_heard_and_how_it_ended() -> None:
     assert next((event.kind, event.uncached, event.by) for event in story.events) == ("placed", 4, "router-1")
 
 
+async def test_an_event_is_known_to_be_one_of_this_ingress_also_when_nothing_more_is_kept() -> None:
+    book = StoryBook("i-1")
+    begun(book)
+    heard = [book.on_event(JobEvent("started", "r", attempt, "w-1")) for attempt in range(1, MOST_EVENTS + 3)]
+    assert all(heard)
+    assert not book.on_event(JobEvent("started", "of-another-ingress", 1, "w-1"))
+
+
 async def test_an_error_is_kept_and_the_first_end_counts() -> None:
     book = StoryBook("i-1")
     begun(book)

@@ -222,6 +222,23 @@ def test_workers_are_chosen_by_role_drain_and_way_of_handing_over() -> None:
     assert names(members.prefill_workers("p", "")) == set()
 
 
+async def test_a_worker_that_comes_drains_or_goes_is_noticed_after_its_pool_was_asked_for() -> None:
+    members, tell, _ = view()
+
+    def serving() -> list[str]:
+        return [member.worker for member in members.serving_workers("p")]
+
+    assert serving() == []
+    tell(put(1, worker="one"))
+    assert serving() == ["one"]
+    tell(put(2, worker="one", draining=True))
+    assert serving() == []
+    tell(put(3, worker="one"))
+    assert serving() == ["one"]
+    tell(Change(SUBJECTS.worker_key("p", "one"), None, 4))
+    assert serving() == []
+
+
 async def test_a_sleeping_worker_can_answer_where_a_router_wakes_it() -> None:
     members, tell, _ = view()
     router = SUBJECTS.router_key("p", "r")

@@ -33,7 +33,10 @@ class Cycle:
 
 class Flow:
     def __init__(self) -> None:
-        self.write_paused = False
+        self.write_paused = self.read_paused = False
+
+    def resume_reading(self) -> None:
+        self.read_paused = False
 
 
 class Transport:
@@ -172,6 +175,44 @@ def test_no_end_is_written_into_another_answer_or_to_a_client_that_takes_nothing
     for wire, data in ((behind, b"x"), (full, b"x"), (usual, b"")):
         assert not wire.finish(data)
         assert written(wire) == []
+
+
+def asked(**changes: Any) -> ClientConnection:
+    """Return a connection whose request has arrived with its whole body."""
+    wire = connection(**{"body": bytearray(b"{}"), "more_body": False, "waiting_for_100_continue": False, **changes})
+    wire.cycle.message_event.set()
+    return wire
+
+
+def test_a_body_that_is_here_is_taken_once_and_the_client_may_send_more() -> None:
+    wire = asked()
+    wire.flow.read_paused = True
+    assert wire.arrived_body(2) == b"{}"
+    assert (bytes(wire.cycle.body), wire.cycle.message_event.is_set()) == (b"", False), "only a disconnect is received now"
+    assert not wire.flow.read_paused
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"more_body": True},
+        {"waiting_for_100_continue": True},
+        {"disconnected": True},
+        {"response_complete": True},
+        {"body": bytearray(b"too long")},
+    ],
+)
+def test_a_body_that_needs_more_than_taking_is_left_to_the_server(changes: dict[str, Any]) -> None:
+    wire = asked(**changes)
+    before = bytes(wire.cycle.body)
+    assert wire.arrived_body(2) is None
+    assert (bytes(wire.cycle.body), wire.cycle.message_event.is_set()) == (before, True)
+
+
+def test_the_body_of_a_request_that_waits_is_not_taken_for_the_one_that_is_answered() -> None:
+    wire = asked()
+    wire.pipeline.append((wire.cycle, None))  # type: ignore[arg-type]
+    assert wire.arrived_body(2) is None
 
 
 class Pushed:

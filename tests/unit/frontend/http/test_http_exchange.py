@@ -30,6 +30,9 @@ class Wire:
     def body_share(self) -> None:
         return None
 
+    def arrived_body(self, most: int) -> None:
+        return None
+
     def leave(self) -> None:
         self.lost = True
         if self.watcher is not None:
