@@ -59,6 +59,7 @@ class PoolSession:
 
     async def run(self) -> None:
         """Serve until `drain` is through, whatever fails meanwhile."""
+        metrics.SESSION_FAILURES.labels(self.pool)  # 0 from the start, or an alert would not see the first one
         loop = asyncio.get_running_loop()
         wait_s = FIRST_WAIT_S
         while not self._leaving.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 from headrace.commands.byte_sizes import size
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import columns, connected
+from headrace.commands.progress import Progress
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.errors import ObjectNotFound
@@ -35,10 +37,12 @@ def push_adapter(settings: Settings, name: str, folder: Path) -> int:
     async def push(messaging: Messaging, names: Subjects) -> StoredObject:
         with tempfile.TemporaryFile() as archive:
             pack(folder, archive)
-            archive.seek(0)
-            async with messaging.objects(names.bucket(STORE)).writer(name) as writer:
-                while piece := archive.read(PIECE):
-                    await writer.write(piece)
+            with Progress(archive.seek(0, os.SEEK_END), "bytes") as bar:
+                archive.seek(0)
+                async with messaging.objects(names.bucket(STORE)).writer(name) as writer:
+                    while piece := archive.read(PIECE):
+                        await writer.write(piece)
+                        bar.update(len(piece))
                 stored = await writer.commit()
             announce(messaging, names, "adapter push", adapter=name, sha256=stored.digest)
             return stored

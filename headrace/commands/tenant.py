@@ -14,6 +14,7 @@ from headrace.broker.tenants.inventory import TenantInventory
 from headrace.commands.operating.audit import announce, user_name
 from headrace.commands.operating.control_client import columns, connected
 from headrace.commands.tenant_export import MANIFEST, TenantExport
+from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
@@ -34,7 +35,7 @@ def export_tenant(settings: Settings, tenant: str, out: Path, *, as_json: bool) 
     async def export(connection: Connection, names: Subjects) -> dict[str, Any]:
         inventory = TenantInventory(connection, names, tenant)
         about = {"tenant": tenant, "prefix": names.prefix, "exported": time.time(), "by": user_name()}
-        manifest = await TenantExport(inventory, out).write(about)
+        manifest = await told_while(TenantExport(inventory, out).write(about), "exporting")
         announce(connection, names, "tenant export", tenant=tenant, **manifest["counts"])
         await connection.barrier()
         return manifest
@@ -57,7 +58,7 @@ def delete_tenant(settings: Settings, tenant: str, *, sure: bool, as_json: bool)
         if not sure:
             return await inventory.counts(), True, blocks
         announce(connection, names, "tenant delete", tenant=tenant, state="begun")
-        counts, whole = await TenantErasure(inventory).run()
+        counts, whole = await told_while(TenantErasure(inventory).run(), "deleting")
         announce(connection, names, "tenant delete", tenant=tenant, state="done" if whole else "not finished", **counts)
         await connection.barrier()
         return counts, whole, blocks

@@ -61,7 +61,6 @@ class Prometheus:
 
     def __init__(self, folder: Path, running: RunningUp) -> None:
         state = running.state()
-        port = choose_port("127.0.0.1", 0)
         jobs = {
             "headrace-frontend": [state["frontend"]["port"]],
             "headrace-worker": [part["metrics_port"] for part in state["workers"]],
@@ -76,20 +75,35 @@ class Prometheus:
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+        self._folder = folder
+        self._start()
+
+    def _start(self) -> None:
+        port = choose_port("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{port}"
         assert PROMETHEUS is not None
-        with (folder / "prometheus.log").open("wb") as log:
+        with (self._folder / "prometheus.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     PROMETHEUS,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'tsdb'}",
+                    f"--config.file={self._folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={self._folder / 'tsdb'}",
                     f"--web.listen-address=127.0.0.1:{port}",
                     "--enable-feature=exemplar-storage",
                 ],
                 stdout=log,
                 stderr=log,
             )
+
+    def answers(self) -> bool:
+        """Whether it answers. One whose port was taken before it had it is started anew on another one."""
+        if self.process.poll() is not None:
+            assert "address already in use" in (self._folder / "prometheus.log").read_text()
+            self._start()
+        try:
+            return self.has_data("vector(1)")
+        except OSError:
+            return False
 
     def has_data(self, query: str) -> bool:
         """Whether a query has a number for an answer. Raises HTTPError for one that cannot be run."""
@@ -105,7 +119,7 @@ class Prometheus:
 def scraped(folder: Path, running: RunningUp) -> Iterator[Prometheus]:
     prometheus = Prometheus(folder, running)
     try:
-        running.until("Prometheus answers", lambda: prometheus.has_data("vector(1)"))
+        running.until("Prometheus answers", prometheus.answers)
         yield prometheus
     finally:
         prometheus.process.kill()

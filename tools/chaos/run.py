@@ -17,6 +17,7 @@ import structlog
 
 from headrace import logs
 from headrace.commands.dlq import letters
+from headrace.commands.waiting import told_while
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
@@ -67,7 +68,7 @@ def run_chaos(options: ChaosOptions, *, as_json: bool, log_level: str = "warning
         if any(folder.iterdir()):
             raise CommandError(f"{folder} is not empty")
     try:
-        report = asyncio.run(chaos(options, folder))
+        report = asyncio.run(told_while(chaos(options, folder), f"faults for {options.minutes:g} minutes"))
     except KeyboardInterrupt:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)

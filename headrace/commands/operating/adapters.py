@@ -17,6 +17,7 @@ from headrace.broker.models.cards import UNLOAD_GRACE_S
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control import check_grace, find_worker, live_workers
 from headrace.commands.operating.control_client import columns, connected
+from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging
@@ -35,7 +36,7 @@ def load_adapter(settings: Settings, name: str, source: str, *, worker: str | No
             return await desk.tell([member], LoadAdapter(name=name, source=source), timeout_s=LOAD_S)
         return await desk.load((await _find_model(settings, messaging, names, model or "")).card.pool, name, source)
 
-    return _show(_connected(settings, tell, "headrace worker adapter load"))
+    return _show(_connected(settings, _told(tell, f"loading adapter {name}"), "headrace worker adapter load"))
 
 
 def unload_adapter(
@@ -56,7 +57,7 @@ def unload_adapter(
             raise CommandError(f"model {found.card.model!r} has no adapter {name!r}; it has: {known}")
         return told or [AdapterReply("", True, f"no worker had {name!r}; it is forgotten")]
 
-    return _show(_connected(settings, tell, "headrace worker adapter unload"))
+    return _show(_connected(settings, _told(tell, f"unloading adapter {name}"), "headrace worker adapter unload"))
 
 
 def show_models(settings: Settings, *, as_json: bool) -> int:
@@ -100,6 +101,10 @@ async def _find_model(settings: Settings, messaging: Messaging, names: Subjects,
         if wanted in model.card.aliases:
             return model
     raise CommandError(f"no model {wanted!r} is known; known: {', '.join(model.card.model for model in listed) or 'none'}")
+
+
+def _told(ask: Callable[[Messaging, Subjects], Awaitable[T]], what: str) -> Callable[[Messaging, Subjects], Awaitable[T]]:
+    return lambda messaging, names: told_while(ask(messaging, names), what)
 
 
 def _connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable[T]], name: str) -> T:

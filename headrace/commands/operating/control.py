@@ -15,6 +15,7 @@ from headrace.broker.messages.prefill import SetRole
 from headrace.broker.models.card_store import readable_members
 from headrace.commands.operating.control_client import ask_all, columns, connected
 from headrace.commands.progress import Progress
+from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import NoResponder, RequestTimeout
@@ -87,7 +88,8 @@ def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
         command = SetRole(role=role, grace_s=grace_s)
-        return await tell_worker(messaging, names, worker, command, timeout_s=grace_s + _ROLE_MARGIN_S)
+        doing = f"becomes a {role} worker"
+        return await tell_worker(messaging, names, worker, command, timeout_s=grace_s + _ROLE_MARGIN_S, doing=doing)
 
     told, answer = connected(settings, tell, name="headrace worker role")
     sys.stdout.write(f"{answer.message or f'{told} serves as {role}'}\n")
@@ -123,17 +125,31 @@ def _stand(member: WorkerMember) -> str:
     return "draining" if member.draining else "ready"
 
 
+async def how_far(messaging: Messaging, names: Subjects, worker: str) -> str:
+    """Return what a worker that is being changed is doing now, and what it holds, in a few words."""
+    found = [member for member in await live_workers(messaging, names) if member.worker == worker]
+    if not found:
+        return "it has no lease"
+    (state,) = await ask_all(messaging, names, [worker], Inspect(), Inspection)
+    if state is None:
+        return f"{_stand(found[0])}, no answer"
+    held = sum(state.states.values())
+    return f"{_stand(found[0])}, holds {held} request{'' if held == 1 else 's'}"
+
+
 async def tell_worker(
-    messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float
+    messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float, doing: str = "is told"
 ) -> tuple[str, Done]:
-    """Send a command to a worker and return the worker's id and consent.
+    """Send a command to a worker and return the worker's id and consent. What it is `doing` is said while that takes time.
 
     Raises CommandError when there is no such worker, or when it refuses or does not answer.
     """
     member = find_worker(wanted, await live_workers(messaging, names))
     worker, subject = member.worker, names.operate_worker(member.pool, member.worker)
     try:
-        answer = decode(Done, await messaging.request(subject, encode(command), timeout_s=timeout_s))
+        asked = messaging.request(subject, encode(command), timeout_s=timeout_s)
+        said = await told_while(asked, f"worker {worker} {doing}", lambda: how_far(messaging, names, worker))
+        answer = decode(Done, said)
     except NoResponder:
         raise StartFailed(f"worker {worker} does not answer: it has just left, or cannot reach the NATS server") from None
     except RequestTimeout:

@@ -19,8 +19,9 @@ from headrace.broker.messages import (
     Wake,
     WorkerCommand,
 )
-from headrace.commands.operating.control import check_grace, find_worker, live_workers
+from headrace.commands.operating.control import check_grace, find_worker, how_far, live_workers
 from headrace.commands.operating.control_client import connected
+from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import NoResponder, RequestTimeout
@@ -104,7 +105,9 @@ def _ask(settings: Settings, wanted: str, command: WorkerCommand, *, name: str, 
         member = find_worker(wanted, await live_workers(messaging, names))
         subject = names.operate_worker(member.pool, member.worker)
         try:
-            answer = await messaging.request(subject, encode(command), timeout_s=patience_s)
+            asked = messaging.request(subject, encode(command), timeout_s=patience_s)
+            what = f"worker {member.worker}: {name}"
+            answer = await told_while(asked, what, lambda: how_far(messaging, names, member.worker))
         except NoResponder:
             raise StartFailed(
                 f"worker {member.worker} does not answer: it has just left, cannot reach the NATS server, or is of a "
