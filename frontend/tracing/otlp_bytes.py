@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from headrace.frontend.tracing.spans import SpanData, Value
 
+_HASHABLE = (str, int, float)
 _KINDS = {"internal": 1, "server": 2, "consumer": 5}
 _ERROR = 2
 _KNOWS_REMOTE, _IS_REMOTE = 0x100, 0x200  # flags: the next bit is known; the parent or the linked span is in another process
@@ -43,7 +44,8 @@ def _span(span: SpanData) -> bytes:
         b"\x30%c" % _KINDS[span.kind],
         _fixed64(0x39, span.begin_ns, 0x41, span.end_ns),
     )
-    parts += [_attribute(b"\x4a", name, value) for name, value in span.attributes.items()]
+    for name, value in span.attributes.items():
+        parts.append(_kept(name, value) if isinstance(value, _HASHABLE) else _attribute(b"\x4a", name, value))
     for link in span.links:
         parts += (b"\x6a\x21\x0a\x10", trace, b"\x12\x08", link.to_bytes(8, "big"), b"\x35", _fixed32(_KNOWS_REMOTE))
     if span.error:
@@ -52,6 +54,11 @@ def _span(span: SpanData) -> bytes:
     parts += (b"\x85\x01", _fixed32(_KNOWS_REMOTE | _IS_REMOTE if span.remote_parent else _KNOWS_REMOTE))
     body = b"".join(parts)
     return b"\x12" + _varint(len(body)) + body
+
+
+@lru_cache(maxsize=8192, typed=True)  # most values come again: in the spans of one request, or in all
+def _kept(name: str, value: str | float) -> bytes:
+    return _attribute(b"\x4a", name, value)
 
 
 def _attribute(field: bytes, name: str, value: Value) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from headrace.console.pages import ConsolePages
 from headrace.console.readers import Readers
 from headrace.console.requests import RequestRoutes
 from headrace.console.sections import Sections, Shared, Source
+from headrace.console.started_workers import started_workers
 from headrace.console.stream_metrics_route import StreamMetrics
 from headrace.errors import CommandError
 from headrace.frontend.error_forms import error_response
@@ -46,6 +48,7 @@ class ConsoleOptions:
     private: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
+    data_dir: Path | None = None  # of a `headrace up` on this machine, whose starting workers are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Console:
 
 def build_console(connection: Connection, names: Subjects, options: ConsoleOptions) -> Console:
     """Build the application over one connection."""
-    readers = Readers(connection, names)
+    readers = Readers(connection, names, processes=lambda: started_workers(options.data_dir))
     guard = ConsoleGuard(host=options.host, key=options.key, private=options.private, stored=KeyStore(connection, names).all)
     return build_app(
         sections=Sections(sources_of(readers)),

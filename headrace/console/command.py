@@ -43,6 +43,7 @@ def run_console_command(settings: Settings) -> int:
         private=settings["console.private"] or logs_in or not is_loopback(host),
         tls_cert=settings["console.tls_cert"],
         tls_key=settings["console.tls_key"],
+        data_dir=Path(settings["data_dir"]).resolve(),
     )
 
     def say(url: str) -> None:

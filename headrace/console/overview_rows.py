@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.broker.messages import LoadReport, RouterMember, WorkerMember
 from headrace.top.facts import worker_row
+
+
+class StartingWorker(NamedTuple):
+    """A worker's process: its name, its pid, and since when (Unix time, rounded) it runs; 0 = unknown."""
+
+    name: str
+    pid: int
+    since: int
+
 
 Tables = dict[str, dict[str, dict[str, Any]]]
 
@@ -19,8 +28,12 @@ def deployment_tables(
     frontends: int,
     stored: Mapping[str, Mapping[str, int]],
     now: float,
+    starting: Sequence[StartingWorker] = (),
 ) -> Tables:
-    """Return the tables `summary` (one row), `pools` and `workers`. `stored`: waiting requests by pool and class."""
+    """Return the tables `summary` (one row), `pools` and `workers`. `stored`: waiting requests by pool and class.
+
+    `starting`: workers whose processes run, of which some may have no lease yet.
+    """
     rows = {member.worker: _worker(member, reports.get(member.worker), now) for member in workers}
     routers_of: dict[str, int] = {}
     for router in routers:
@@ -30,7 +43,11 @@ def deployment_tables(
     for row in rows.values():
         by_pool.setdefault(row["pool"], []).append(row)
     for pool, members in sorted(by_pool.items()):
-        pools[pool] = _pool(members, routers_of.get(pool, 0), stored.get(pool, {}))
+        pools[pool] = {
+            **_pool(members, routers_of.get(pool, 0), stored.get(pool, {})),
+            "waking": [name for name, row in rows.items() if row["pool"] == pool and row["state"] == "waking"],
+            "fleets": _fleets(members),
+        }
     total = {name: sum(row[name] for row in rows.values()) for name in ("running", "slots", "queued", "tokens_s")}
     summary = {
         **total,
@@ -40,6 +57,7 @@ def deployment_tables(
         "serving": sum(row["state"] == "serving" for row in rows.values()),
         "waiting": sum(sum(classes.values()) for classes in stored.values()),
         "kv": _mean([row["kv"] for row in rows.values()]),
+        "starting": [[one.name, one.since] for one in starting if one.pid not in {member.pid for member in workers}],
     }
     return {"summary": {"deployment": summary}, "pools": pools, "workers": rows}
 
@@ -51,6 +69,8 @@ def _worker(member: WorkerMember, report: LoadReport | None, now: float) -> dict
         "pool": row.pool,
         "model": row.model,
         "role": row.role,
+        "fleet": row.fleet,
+        "price": member.price,
         "state": row.state,
         "running": row.running,
         "slots": row.slots,
@@ -81,7 +101,21 @@ def _pool(members: Sequence[Mapping[str, Any]], routers: int, stored: Mapping[st
         "tokens_s": round(sum(row["tokens_s"] for row in members), 1),
         "kv": _mean([row["kv"] for row in members]),
         "waiting": {name: count for name, count in stored.items() if count},
+        "since": None,  # when the oldest one was stored, where none of its workers serves
+        "waking": [],
+        "fleets": {},
     }
+
+
+def _fleets(members: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return [serving, workers, running, slots, price] of each fleet; nothing where no worker is in one."""
+    found: dict[str, list[float]] = {}
+    for row in members:
+        sums = found.setdefault(row["fleet"], [0, 0, 0, 0, 0])
+        for at, more in enumerate((row["state"] == "serving", 1, row["running"], row["slots"])):
+            sums[at] += more
+        sums[4] = max(sums[4], row["price"])
+    return found if any(found) else {}
 
 
 def _mean(shares: Iterable[float | None]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.commands.dlq import read_letter, summary
 from headrace.commands.explain import live_routers
 from headrace.commands.operating.control_client import ask_all
-from headrace.console.overview_rows import Tables, deployment_tables
+from headrace.console.overview_rows import StartingWorker, Tables, deployment_tables
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.provision import StreamStatus, status
@@ -43,9 +43,13 @@ _batch = msgspec.json.Decoder(BatchRecord)
 class Readers:
     """The readers of one deployment over one connection."""
 
-    def __init__(self, connection: Connection, names: Subjects) -> None:
+    def __init__(
+        self, connection: Connection, names: Subjects, *, processes: Callable[[], list[StartingWorker]] = list
+    ) -> None:
+        """`processes`: reads the workers that a `headrace up` of this machine runs."""
         self._nats = connection
         self._names = names
+        self._processes = processes
 
     async def deployment(self) -> Tables:
         """Read members, load reports and the depths of the queues."""
@@ -56,14 +60,25 @@ class Readers:
             if entry.key.startswith("router."):
                 with contextlib.suppress(WireError):
                     routers.append(decode(RouterMember, entry.value))
-        return deployment_tables(
+        tables = deployment_tables(
             workers=workers,
             reports=await load_reports(self._nats, self._names, workers),
             routers=routers,
             frontends=sum(entry.key.startswith("ingress.") for entry in entries),
             stored=await stored_requests(self._nats, self._names),
             now=time.time(),
+            starting=self._processes(),
         )
+        for pool, row in tables["pools"].items():
+            if row["waiting"] and not row["serving"]:
+                row["since"] = await self._held_since(pool)
+        return tables
+
+    async def _held_since(self, pool: str) -> float | None:
+        """Return when the oldest stored request of a pool came, as Unix time rounded to seconds; None if there is none."""
+        subject = self._names.req_filter_all(pool)
+        found = [await self._oldest(stream, subject) for stream in ("REQ", "MOVED")]
+        return min((at for at in found if at), default=None)
 
     async def queues(self) -> Rows:
         """Read how many requests wait, by pool, class and tenant, and how old the oldest one of the longest queues is."""

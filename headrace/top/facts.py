@@ -32,6 +32,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     role: str
     state: State
+    fleet: str = ""  # of several that serve its model; empty = its operator named none
     running: int = 0
     slots: int = 0
     waiting: int = 0
@@ -104,7 +105,13 @@ def worker_row(member: WorkerMember, report: LoadReport | None, now: float) -> W
     elif report is None or now - report.at > STALE_S:
         state = "no report"
     row = WorkerRow(
-        worker=member.worker, pool=member.pool, model=member.model, role=member.role, state=state, slots=member.slots
+        worker=member.worker,
+        pool=member.pool,
+        model=member.model,
+        role=member.role,
+        state=state,
+        fleet=member.fleet,
+        slots=member.slots,
     )
     if report is None:
         return row

@@ -35,7 +35,9 @@ def draw(
     """
     width = max(width, LEAST_WIDTH)
     lines = [*_summary(snapshot, trouble), ""]
-    lines += [_pool(pool, [row for row in snapshot.workers if row.pool == pool.pool]) for pool in snapshot.pools]
+    for pool in snapshot.pools:
+        rows = [row for row in snapshot.workers if row.pool == pool.pool]
+        lines += [_pool(pool, rows), *_fleets(rows)]
     lines += [_streams(snapshot), ""]
     head = [_cut(line, width) for line in lines]
     if height is not None:
@@ -66,6 +68,20 @@ def _pool(pool: PoolRow, rows: Sequence[WorkerRow]) -> str:
     stored = ", ".join(f"{pool.stored[name]} {name}" for name in REQUEST_CLASSES if pool.stored.get(name))
     routed = _count(pool.routers, "router") if pool.routers else "no router"
     return f"pool {pool.pool} ({model}): {_count(len(rows), 'worker')}, {routed}, waiting: {stored or 'none'}"
+
+
+def _fleets(rows: Sequence[WorkerRow]) -> list[str]:
+    """Return a line on the fleets of a pool, none where no worker is in one."""
+    names = sorted({row.fleet for row in rows})
+    if names in ([], [""]):
+        return []
+    told = []
+    for name in names:
+        of = [row for row in rows if row.fleet == name]
+        serving = sum(row.state == "serving" for row in of)
+        slots = f"{sum(row.running for row in of)}/{sum(row.slots for row in of)}"
+        told.append(f"{name or '(none)'} {serving} of {len(of)} serving {slots}")
+    return [f"  fleets: {', '.join(told)}"]
 
 
 def _streams(snapshot: Snapshot) -> str:

@@ -21,7 +21,7 @@ from headrace.broker.keys.records import KeyRecord
 from headrace.broker.messages import LoadReport, Routed, RouterMember, WorkerMember
 from headrace.console.app import ConsoleOptions, build_app
 from headrace.console.guard import ConsoleGuard
-from headrace.console.overview_rows import deployment_tables
+from headrace.console.overview_rows import StartingWorker, deployment_tables
 from headrace.console.readers import prefix_map
 from headrace.console.requests import PAGE, placement_row
 from headrace.console.sections import Sections, Shared, Source
@@ -48,6 +48,8 @@ class SimulatedDeployment:
                 host=f"host-{n % 50}",
                 pid=1000 + n,
                 started=time.time() - n,
+                fleet=("cheap", "dear")[n % 3 == 0] if n % 4 == 1 else "",
+                price=(1.0, 4.0)[n % 3 == 0] if n % 4 == 1 else 0.0,
             )
             for n in range(workers)
         ]
@@ -64,19 +66,26 @@ class SimulatedDeployment:
             )
             for member in self._members
         }  # fmt: skip
-        return deployment_tables(
+        tables = deployment_tables(
             workers=self._members,
             reports=reports,
             routers=[RouterMember(router="router-1", pool=f"pool-{n}") for n in range(4)],
             frontends=2,
-            stored={"pool-0": {"std": self.requests, "hi": 3}},
+            stored={"pool-0": {"std": self.requests, "hi": 3}, "pool-cold": {"std": 2}},
             now=now,
+            starting=[StartingWorker("worker-cold", 7, round(now - 40))],
         )
+        tables["pools"]["pool-cold"]["since"] = round(now - 41)
+        return tables
 
     def placement(self, number: int) -> Routed:
         worker = self._members[number % len(self._members)].worker
         hashes = (number % 60).to_bytes(8, "big") * 4
-        return Routed(at=time.time(), id=f"{number:026x}", worker=worker, tokens=500, uncached=number % 500, hashes=hashes)
+        fleet, reason, target_s = ("", "", None) if number % 4 != 1 else ("cheap", "cheapest", 0.3)
+        return Routed(
+            at=time.time(), id=f"{number:026x}", worker=worker, tokens=500, uncached=number % 500, hashes=hashes,
+            fleet=fleet, fleet_reason=reason, ttft_target_s=target_s,
+        )  # fmt: skip
 
     async def listing(self, request: Request) -> Response:
         before = int(request.query_params.get("before", self.requests + 1))
@@ -103,6 +112,14 @@ class SimulatedDeployment:
         }  # fmt: skip
         candidates = [{"worker": "worker-0001", "cost_s": 0.1, "uncached": 3}, {"worker": "worker-0002", "why_not": "no room"}]
         decided = {"id": story["id"], "router": "router-1", "policy": "kv", "state": "placed", "worker": "worker-0001"}
+        decided["fleet"] = {
+            "fleet": "cheap", "reason": "cheapest", "ttft_target_s": 0.3, "itl_target_s": 0.04,
+            "options": [
+                {"fleet": "cheap", "state": "meets", "ttft_s": 0.12, "itl_s": 0.02, "price": 1},
+                {"fleet": "dear", "state": "meets", "rank": 1, "ttft_s": 0.05, "itl_s": 0.01, "price": 4},
+                {"fleet": "slow", "state": "late", "rank": 2, "ttft_s": 0.9, "itl_s": 0.02, "late_s": 0.6},
+            ],
+        }  # fmt: skip
         told = {"stories": [story], "recorded": [], "silent": 0, "decided": [{**decided, "candidates": candidates}]}
         return Response(msgspec.json.encode(told), media_type="application/json")
 

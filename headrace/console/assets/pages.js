@@ -6,6 +6,10 @@ import { Act, Card, Share, Spark, State, Table, Trouble, age, bytes, clock, coun
 const CLASSES = { re: 'again', hi: 'high', std: 'standard', rb: 'batch again', batch: 'batch' };
 const waiting = (classes) => Object.entries(classes || {}).map(([name, n]) => `${count(n)} ${CLASSES[name] || name}`).join(', ') || 'none';
 
+const held = (r) => (r.since && !r.serving ? html` <span class="warn">held for ${since(r.since)}${r.waking.length ? `, ${r.waking.join(', ')} wakes` : ': no worker serves'}</span>` : '');
+const fleets = (r) => Object.entries(r.fleets || {}).map(([name, [serving, all, running, slots, price]]) =>
+  html`<div><code>${name || 'none'}</code> ${count(serving)} of ${count(all)} serving, ${count(running)} of ${count(slots)} slots${price ? `, price ${price}` : ''}</div>`);
+
 export function Overview() {
   const summary = useTable('summary'), pools = useTable('pools'), past = useSignal(history);
   const now = summary.rows.deployment;
@@ -19,7 +23,8 @@ export function Overview() {
       <${Card} title="KV cache in use">${share(now.kv)}<//>
       <${Card} title="Routers">${count(now.routers)}<//>
       <${Card} title="Frontends">${count(now.frontends)}<//>
-    </dl>`}
+    </dl>
+    ${now.starting?.length > 0 && html`<p class="note" role="status">Starting: ${now.starting.map(([name, at]) => `${name} (for ${since(at)})`).join(', ')}.</p>`}`}
     <h2>Pools</h2>
     <${Table} caption="Pools" rows=${listed(pools)} empty="No pool has a worker, a router or a stored request." columns=${[
       ['Model', (r) => r.model || html`<span class="bad">no worker</span>`, (r) => r.model],
@@ -27,7 +32,8 @@ export function Overview() {
       ['Workers', (r) => `${count(r.serving)} of ${count(r.workers)}`, (r) => r.workers, { number: true }],
       ['Routers', (r) => count(r.routers), (r) => r.routers, { number: true }],
       ['Running', (r) => `${count(r.running)} of ${count(r.slots)}`, (r) => r.running, { number: true }],
-      ['Waiting', (r) => waiting(r.waiting), (r) => Object.values(r.waiting || {}).reduce((a, b) => a + b, 0)],
+      ...(listed(pools).some((r) => Object.keys(r.fleets || {}).length) ? [['Fleets', fleets, (r) => Object.keys(r.fleets || {}).join(), { wrap: true }]] : []),
+      ['Waiting', (r) => html`${waiting(r.waiting)}${held(r)}`, (r) => Object.values(r.waiting || {}).reduce((a, b) => a + b, 0)],
       ['Tokens/s', (r) => count(Math.round(r.tokens_s)), (r) => r.tokens_s, { number: true }],
       ['KV cache', (r) => html`<${Share} value=${r.kv} label="KV cache in use" />`, (r) => r.kv],
     ]} />`;
@@ -48,6 +54,7 @@ export function Workers() {
       ['Worker', (r) => html`<code>${r.id}</code>`, (r) => r.id],
       ['Model', (r) => r.model, (r) => r.model],
       ['Role', (r) => r.role, (r) => r.role],
+      ...(listed(workers).some((r) => r.fleet) ? [['Fleet', (r) => r.fleet || '–', (r) => r.fleet]] : []),
       ['State', (r) => html`<${State} text=${r.state} />`, (r) => r.state],
       ['Running', (r) => `${count(r.running)} of ${count(r.slots)}`, (r) => r.running, { number: true }],
       ['In engine queue', (r) => count(r.queued), (r) => r.queued, { number: true }],

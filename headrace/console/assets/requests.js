@@ -39,7 +39,9 @@ function Placements() {
       ['Waited', (r) => seconds(r.waited_s), (r) => r.waited_s, { number: true }],
       ['Prompt', (r) => count(r.tokens), (r) => r.tokens, { number: true }],
       ['Cached', (r) => count(Math.max(0, r.tokens - r.uncached)), (r) => r.tokens - r.uncached, { number: true }],
+      ...(rows.some((r) => r.fleet) ? [['Fleet', (r) => (r.fleet ? `${r.fleet} (${r.fleet_reason})` : '–'), (r) => r.fleet]] : []),
       ['Foreseen TTFT', (r) => seconds(r.predicted_ttft_s), (r) => r.predicted_ttft_s, { number: true }],
+      ...(rows.some((r) => r.ttft_target_s != null) ? [['Target', (r) => seconds(r.ttft_target_s), (r) => r.ttft_target_s, { number: true }]] : []),
       ['Class', (r) => r.request_class, (r) => r.request_class],
       ['Tenant', (r) => (r.tenant === '_' ? '–' : r.tenant), (r) => r.tenant],
     ]} />
@@ -111,6 +113,7 @@ function Decision({ one }) {
   const rows = (one.candidates || []).map((each) => ({ id: each.worker, ...each }));
   return html`<h2>Why ${one.worker ? html`<code>${one.worker}</code>` : `it is ${one.state}`} <span class="dim">attempt ${one.attempt || 1}, router ${one.router}, policy ${one.policy}</span></h2>
     <p>${one.reason || one.state}; waited ${seconds(one.waited_s || 0)} in the router, first token foreseen after ${seconds(one.predicted_ttft_s || 0)}.</p>
+    ${one.fleet && html`<${Fleets} of=${one.fleet} /><p>The workers:</p>`}
     <${Table} caption="Candidates" rows=${rows} empty="The router kept no candidates." first=${5} filter=${false} columns=${[
       ['Worker', (r) => html`<code>${r.id}</code>${r.id === one.worker ? ' ← chosen' : ''}`, (r) => r.id],
       ['Cached blocks on device', (r) => count(r.device || 0), (r) => r.device || 0, { number: true }],
@@ -121,5 +124,21 @@ function Decision({ one }) {
       ['Wait', (r) => seconds(r.wait_s || 0), (r) => r.wait_s || 0, { number: true }],
       ['Running', (r) => count(r.running || 0), (r) => r.running || 0, { number: true }],
       ['Why not', (r) => r.why_not || (r.room === false ? 'no room' : '–'), (r) => r.why_not || '', { wrap: true }],
+    ]} />`;
+}
+
+const predicted = (s) => (s < 0 ? 'unknown' : seconds(s || 0));
+
+function Fleets({ of }) {
+  const rows = (of.options || []).map((each) => ({ id: each.fleet || 'none', ...each }));
+  return html`<p>Fleet <code>${of.fleet}</code>, reason ${of.reason}; asked for: first token within ${seconds(of.ttft_target_s || 0)}, each next one within ${seconds(of.itl_target_s || 0)}.</p>
+    <${Table} caption="Fleets" rows=${rows} empty="The router kept no fleets." first=${0} filter=${false} columns=${[
+      ['Preferred', (r) => (r.rank || 0) + 1, (r) => r.rank || 0, { number: true }],
+      ['Fleet', (r) => html`<code>${r.id}</code>${r.id === of.fleet ? ' ← chosen' : ''}`, (r) => r.id],
+      ['Targets', (r) => html`<span class=${r.state === 'late' ? 'bad' : ''}>${{ meets: 'met', late: 'missed' }[r.state] || 'unknown'}</span>`, (r) => r.state],
+      ['Predicted first token', (r) => predicted(r.ttft_s), (r) => r.ttft_s, { number: true }],
+      ['Predicted next token', (r) => predicted(r.itl_s), (r) => r.itl_s, { number: true }],
+      ['Late by', (r) => seconds(r.late_s || 0), (r) => r.late_s || 0, { number: true }],
+      ['Price', (r) => r.price || '–', (r) => r.price || 0, { number: true }],
     ]} />`;
 }

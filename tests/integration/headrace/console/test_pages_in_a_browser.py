@@ -84,6 +84,30 @@ def test_the_key_goes_from_the_address_at_once_and_is_forgotten_on_demand(browse
     assert page.run("[...document.querySelectorAll('button')].every((b) => !['Drain', 'Kill'].includes(b.innerText.trim()))")
 
 
+def test_fleets_are_seen_in_pools_workers_placements_and_the_reasons_of_one(browser: Browser, address: str) -> None:
+    page = opened(browser, address)
+    page.see("of 167 serving")  # of the fleet cheap in pool-1
+    go(page, "workers")
+    page.see("dear")
+    go(page, "requests")
+    page.see("cheap (cheapest)")
+    go(page, "requests/" + "a" * 26)
+    page.see("asked for: first token within 300 ms, each next one within 40 ms")
+    rows = "[...document.querySelectorAll('[aria-label=Fleets] tbody tr')]"
+    table = rows + ".map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
+    assert page.run(table) == [
+        "1 cheap ← chosen met 120 ms 20 ms 0 ms 1",
+        "2 dear met 50 ms 10 ms 0 ms 4",
+        "3 slow missed 900 ms 20 ms 600 ms –",
+    ]
+
+
+def test_requests_that_are_held_and_the_worker_that_starts_for_them_are_shown(browser: Browser, address: str) -> None:
+    page = opened(browser, address)
+    page.until("document.body.innerText.match(/Starting: worker-cold \\(for \\d+ s\\)/)")
+    page.until("document.body.innerText.match(/2 standard held for \\d+ s: no worker serves/)")
+
+
 def test_without_the_key_nothing_can_be_changed(browser: Browser, address: str) -> None:
     page = opened(browser, address, key=False)
     go(page, "letters")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,6 +63,45 @@ async def test_all_rows_come_first_and_then_only_what_changed() -> None:
         {"t": {"changes": {"a": {"n": 2}}}},
         {"t": {"changes": {"a": None, "b": {"n": 1, "m": 0}}}},
     ]
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to whatever is next."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__()
+        self._selector: Any
+        select = self._selector.select
+
+        def jump(timeout: float | None) -> Any:
+            self._now_s += max(0.0, timeout or 0.0)
+            return select(0)
+
+        self._selector.select = jump
+
+    def time(self) -> float:
+        return self._now_s
+
+
+def test_a_tab_gets_at_most_one_update_in_a_second_although_all_changes_all_the_time() -> None:
+    async def watch() -> list[float]:
+        loop = asyncio.get_running_loop()
+        guard = ConsoleGuard(host="127.0.0.1", key="", private=False, stored=no_keys)
+        states = [{"a": {"n": n}} for n in range(99)]
+        live = LiveTables(Sections({"t": Source(Scripted(*states).read, every_s=0.0)}), guard)
+        response = await live.events(request("tables=t"))
+        at_s: list[float] = []
+        async for _ in response.body_iterator:  # type: ignore[attr-defined]
+            at_s.append(loop.time())
+            if len(at_s) == 20:
+                live.close()
+        return at_s
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        at_s = runner.run(watch())
+    assert min(later - earlier for earlier, later in pairwise(at_s)) >= 1.0 - 1e-6
+    assert at_s[-1] < 20.0
 
 
 async def test_while_nothing_changes_only_a_comment_comes_now_and_then() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.broker.messages import LoadReport, RouterMember, WorkerMember
-from headrace.console.overview_rows import deployment_tables
+from headrace.console.overview_rows import StartingWorker, deployment_tables
 
 NOW = 100.0
 
@@ -30,7 +30,7 @@ def test_a_pool_sums_its_workers() -> None:
     )
     assert found["pools"]["p"] == {
         "model": "m", "workers": 2, "serving": 2, "routers": 1, "running": 4, "slots": 16, "tokens_s": 40.0, "kv": 0.2,
-        "waiting": {"std": 3},
+        "waiting": {"std": 3}, "since": None, "waking": [], "fleets": {},
     }  # fmt: skip
     summary = found["summary"]["deployment"]
     assert (summary["workers"], summary["running"], summary["waiting"], summary["queued"]) == (2, 4, 3, 2)
@@ -41,6 +41,23 @@ def test_a_pool_without_workers_is_shown_with_what_waits_for_them() -> None:
     assert found["pools"]["p"]["workers"] == 0
     assert found["pools"]["p"]["waiting"] == {"std": 5}
     assert found["summary"]["deployment"]["kv"] is None
+
+
+def test_the_fleets_of_a_pool_are_apart() -> None:
+    workers = [
+        WorkerMember(worker=name, pool="p", model="m", slots=8, fleet=fleet, price=price)
+        for name, fleet, price in (("a", "cheap", 1.0), ("b", "cheap", 1.0), ("c", "dear", 4.0))
+    ]
+    found = tables(workers, {name: report(name) for name in ("a", "c")})
+    assert found["pools"]["p"]["fleets"] == {"cheap": [1, 2, 2, 16, 1.0], "dear": [1, 1, 2, 8, 4.0]}
+    assert [row["fleet"] for row in found["workers"].values()] == ["cheap", "cheap", "dear"]
+
+
+def test_a_worker_that_wakes_is_named_and_one_that_starts_is_until_it_has_a_lease() -> None:
+    waking = WorkerMember(worker="a", pool="p", model="m", draining=True, sleeping=1, waking=True, pid=5)
+    found = tables([waking], {}, starting=[StartingWorker("worker-1", 5, 70), StartingWorker("worker-2", 6, 90)])
+    assert found["pools"]["p"]["waking"] == ["a"]
+    assert found["summary"]["deployment"]["starting"] == [["worker-2", 90]]
 
 
 def test_a_row_has_the_cached_blocks_per_tier() -> None:

@@ -84,6 +84,13 @@ def test_a_terminal_of_80_by_24_shows_all_columns_of_a_usual_worker() -> None:
     assert "stored: REQ 3  DLQ ?" in text
 
 
+def test_fleets_of_a_pool_have_a_line_of_their_own() -> None:
+    rows = [worker(f"w{n}", slots=8, running=n, fleet="dear" if n == 3 else "cheap") for n in range(4)]
+    text = draw(snapshot(*rows), width=80, height=24)
+    assert "  fleets: cheap 3 of 3 serving 3/24, dear 1 of 1 serving 3/8" in text
+    assert not any("fleets" in line for line in draw(snapshot(BUSY, IDLE), width=80, height=24))
+
+
 def test_tiers_are_shown_where_a_worker_uses_one_below_the_device_and_there_is_room() -> None:
     tiered = worker("tiered", slots=8, kv_used=0.5, tiers=[120, 300, 0])
     wide = "\n".join(draw(snapshot(tiered, IDLE), width=100, height=24))
