@@ -82,6 +82,7 @@ SUBMIT_S = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
 
+
 def _show_from_start() -> None:
     """Make the series that alerts watch: Prometheus sees an increase only between two samples of a series."""
     for counter, values in ((MALFORMED, MALFORMED_KINDS), (MOVED, MOVE_REASONS), (LEASE_LAPSES, LEASE_ROLES)):

@@ -50,6 +50,11 @@ class PartState:
         self._standing = standing
         self._published_s = self._clock()
 
+    def starts(self, why: str) -> None:
+        """Say what the start is at, until the first standing."""
+        if self._published_s is None:
+            self._standing = Standing(ready=False, healthy=False, why=why)
+
     async def keep(self, describe: Callable[[], Standing], *, every_s: float = EVERY_S) -> None:
         """Publish what `describe` returns until cancelled; then the part stops."""
         try:

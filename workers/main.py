@@ -117,11 +117,13 @@ async def run_worker(
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
     """
+    state = state or PartState("worker")
     read_card_key(settings.card_key)
     # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects, replicas=options.replicas))
         files = _adapter_files(settings, connection, subjects)
+        state.starts("adapters of the start are being fetched")
         engine_args, folders = await open_engine_adapters(files, settings.engine_args)
     settings = replace(settings, engine_args=engine_args)
     engine, family = create(settings.engine), parser_family(settings.engine)
@@ -132,17 +134,20 @@ async def run_worker(
     started = time.monotonic()
     peer_host = settings.peer_host or await address_of_route(options.servers)
     access = BrokerAccess(options, subjects)
+    state.starts(f"engine {settings.engine!r} is starting")
     info = await _start(engine, settings, parsers, runtime.on_step, peer_host, access)
     try:
         if info.follows:
             await follow(engine, info)
             return
         token = await run_in_thread(lambda: first_token(info.tokenizer_dir, vocab_size=info.vocab_size), name="first-token")
+        state.starts("the engine is being warmed up")
         await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
+        state.starts("the worker is being registered")
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
         started_engine = StartedEngine(engine, info, runtime, family, parsers, token, template, folders)
-        await _serve(settings, options, subjects, started_engine, OfProcess(state or PartState("worker"), set_log_level))
+        await _serve(settings, options, subjects, started_engine, OfProcess(state, set_log_level))
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 

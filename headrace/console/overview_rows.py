@@ -10,11 +10,16 @@ from headrace.top.facts import worker_row
 
 
 class StartingWorker(NamedTuple):
-    """A worker's process: its name, its pid, and since when (Unix time, rounded) it runs; 0 = unknown."""
+    """A worker's process: its name, its pid, and since when (Unix time, rounded) it runs; 0 = unknown.
+
+    `port`: where it tells how it stands, 0 = nowhere. `doing`: what its start is at; empty = it has not told.
+    """
 
     name: str
     pid: int
     since: int
+    port: int = 0
+    doing: str = ""
 
 
 Tables = dict[str, dict[str, dict[str, Any]]]
@@ -32,7 +37,7 @@ def deployment_tables(
 ) -> Tables:
     """Return the tables `summary` (one row), `pools` and `workers`. `stored`: waiting requests by pool and class.
 
-    `starting`: workers whose processes run, of which some may have no lease yet.
+    `starting`: workers whose processes run and that have no lease yet.
     """
     rows = {member.worker: _worker(member, reports.get(member.worker), now) for member in workers}
     routers_of: dict[str, int] = {}
@@ -57,7 +62,7 @@ def deployment_tables(
         "serving": sum(row["state"] == "serving" for row in rows.values()),
         "waiting": sum(sum(classes.values()) for classes in stored.values()),
         "kv": _mean([row["kv"] for row in rows.values()]),
-        "starting": [[one.name, one.since] for one in starting if one.pid not in {member.pid for member in workers}],
+        "starting": [[one.name, one.since, one.doing] for one in starting],
     }
     return {"summary": {"deployment": summary}, "pools": pools, "workers": rows}
 

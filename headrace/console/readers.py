@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from headrace.commands.dlq import read_letter, summary
 from headrace.commands.explain import live_routers
 from headrace.commands.operating.control_client import ask_all
 from headrace.console.overview_rows import StartingWorker, Tables, deployment_tables
+from headrace.console.started_workers import start_of
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.provision import StreamStatus, status
@@ -28,6 +30,7 @@ from headrace.top.facts import load_reports, stored_requests
 
 Rows = dict[str, dict[str, Any]]
 
+MOST_STARTING = 8  # workers that are asked what their start is at
 MOST_QUEUES = 200
 MOST_AGES = 20  # queues whose oldest message is looked up
 MOST_LETTERS = 200
@@ -67,12 +70,18 @@ class Readers:
             frontends=sum(entry.key.startswith("ingress.") for entry in entries),
             stored=await stored_requests(self._nats, self._names),
             now=time.time(),
-            starting=self._processes(),
+            starting=await self._starting({member.pid for member in workers}),
         )
         for pool, row in tables["pools"].items():
             if row["waiting"] and not row["serving"]:
                 row["since"] = await self._held_since(pool)
         return tables
+
+    async def _starting(self, serving: set[int]) -> list[StartingWorker]:
+        """Ask the processes without a lease what their start is at."""
+        found = [one for one in await asyncio.to_thread(self._processes) if one.pid not in serving]
+        told = await asyncio.gather(*(asyncio.to_thread(start_of, one) for one in found[:MOST_STARTING]))
+        return [*told, *found[MOST_STARTING:]]
 
     async def _held_since(self, pool: str) -> float | None:
         """Return when the oldest stored request of a pool came, as Unix time rounded to seconds; None if there is none."""

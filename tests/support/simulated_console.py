@@ -73,7 +73,7 @@ class SimulatedDeployment:
             frontends=2,
             stored={"pool-0": {"std": self.requests, "hi": 3}, "pool-cold": {"std": 2}},
             now=now,
-            starting=[StartingWorker("worker-cold", 7, round(now - 40))],
+            starting=[StartingWorker("worker-cold", 7, round(now - 40), doing="engine 'sim' is starting")],
         )
         tables["pools"]["pool-cold"]["since"] = round(now - 41)
         return tables

@@ -24,7 +24,7 @@ export function Overview() {
       <${Card} title="Routers">${count(now.routers)}<//>
       <${Card} title="Frontends">${count(now.frontends)}<//>
     </dl>
-    ${now.starting?.length > 0 && html`<p class="note" role="status">Starting: ${now.starting.map(([name, at]) => `${name} (for ${since(at)})`).join(', ')}.</p>`}`}
+    ${now.starting?.length > 0 && html`<p class="note" role="status">Starting: ${now.starting.map(([name, at, doing]) => `${name} (for ${since(at)}${doing ? `: ${doing}` : ''})`).join(', ')}.</p>`}`}
     <h2>Pools</h2>
     <${Table} caption="Pools" rows=${listed(pools)} empty="No pool has a worker, a router or a stored request." columns=${[
       ['Model', (r) => r.model || html`<span class="bad">no worker</span>`, (r) => r.model],

@@ -53,11 +53,11 @@ def test_the_fleets_of_a_pool_are_apart() -> None:
     assert [row["fleet"] for row in found["workers"].values()] == ["cheap", "cheap", "dear"]
 
 
-def test_a_worker_that_wakes_is_named_and_one_that_starts_is_until_it_has_a_lease() -> None:
+def test_workers_that_wake_and_that_start_are_named() -> None:
     waking = WorkerMember(worker="a", pool="p", model="m", draining=True, sleeping=1, waking=True, pid=5)
-    found = tables([waking], {}, starting=[StartingWorker("worker-1", 5, 70), StartingWorker("worker-2", 6, 90)])
+    found = tables([waking], {}, starting=[StartingWorker("worker-2", 6, 90, doing="x")])
     assert found["pools"]["p"]["waking"] == ["a"]
-    assert found["summary"]["deployment"]["starting"] == [["worker-2", 90]]
+    assert found["summary"]["deployment"]["starting"] == [["worker-2", 90, "x"]]
 
 
 def test_a_row_has_the_cached_blocks_per_tier() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from headrace.console.started_workers import started_workers
+from headrace.broker.part_state import PartState
+from headrace.commands.probe_server import serve_probes
+from headrace.console.overview_rows import StartingWorker
+from headrace.console.started_workers import start_of, started_workers
 
 
 def test_workers_of_the_run_file_are_named_with_their_beginning(tmp_path: Path) -> None:
@@ -26,3 +30,15 @@ def test_a_file_that_cannot_be_read_names_none(tmp_path: Path, text: str) -> Non
     (tmp_path / "run" / "up.json").write_text(text)
     assert started_workers(tmp_path) == []
     assert started_workers(None) == started_workers(tmp_path / "absent") == []
+
+
+def test_a_worker_tells_what_its_start_is_at_and_one_that_does_not_answer_nothing() -> None:
+    state = PartState("worker")
+    state.starts("the engine is being warmed up")
+    worker = StartingWorker("w", 7, 1, serve_probes("127.0.0.1", 0, state))
+    assert start_of(worker) == worker._replace(doing="the engine is being warmed up")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        silent = StartingWorker("w", 7, 1, closed.getsockname()[1])
+        assert start_of(silent) == silent
+    assert start_of(StartingWorker("w", 7, 1)).doing == ""
