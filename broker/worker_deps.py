@@ -17,7 +17,8 @@ class WorkerDeps:
     """The connection, the names, the settings, the clock and the chance of one worker.
 
     `frames` is a connection of its own for tokens; None: tokens go over `messaging`.  `wall` gives Unix time, `random_bits(64)`
-    makes run ids.  `secret` is a part of the name of the worker's consumer, which keeps other logins from pulling its work.
+    makes run ids.  `secret` is a part of the names of the worker's consumers, which keeps other logins from pulling its work,
+    and `pool_secret` of those that the workers of its pool share.
     `revokes`: its login may end the leases of other workers of its pool, when they are dead.
     """
 
@@ -26,6 +27,7 @@ class WorkerDeps:
     settings: SessionSettings = field(default_factory=SessionSettings)
     frames: Messaging | None = None
     secret: str = ""
+    pool_secret: str = ""
     revokes: bool = True
     wall: Callable[[], float] = time.time
     random_bits: Callable[[int], int] = random.SystemRandom().getrandbits

@@ -122,7 +122,7 @@ class _Work:
                     slow_client_s=settings.slow_client_s,
                     gather_s=settings.sse_gather_s,
                     seals=bool(self._options.steward),
-                    card_key=read_card_key(settings.card_key),
+                    card_key=read_card_key(settings.card_key or self._options.card_key),
                 ),
                 namespace=settings.namespace,
                 health=standing,

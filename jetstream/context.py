@@ -1,5 +1,7 @@
 """Defines the connection options for a NATS server, and reads them from contexts of the `nats` command line tool (ADR-21)."""
 
+import hashlib
+import hmac
 import json
 import os
 from collections.abc import Sequence
@@ -51,6 +53,23 @@ class ConnectOptions:
         Setting("Id of the one worker that may use this login, or * for those of its pool, whose subjects then name them."),
     ] = None
     asked: Annotated[Sequence[str], Setting("Other calls of the JetStream API, as patterns, that are asked for there.")] = ()
+    card_key: Annotated[
+        str | None,
+        Setting(
+            "File with the key of model cards, for a part whose own setting names none. Contexts of logins name it.",
+            kind="path",
+        ),
+    ] = None
+    pool_key: Annotated[
+        str | None,
+        Setting(
+            "Secret of the login's pool, a part of the names of what its workers share. Contexts of logins have it.",
+            secret=True,
+        ),
+    ] = None
+    pools_key: Annotated[
+        str | None, Setting("Secret from which a login of all pools makes those of single pools.", secret=True)
+    ] = None
     replicas: Annotated[
         int,
         Setting(
@@ -88,6 +107,10 @@ class ConnectOptions:
     def js_api(self) -> str:
         """The prefix of the JetStream API, or its default."""
         return self.js_prefix or API
+
+    def secret_of(self, pool: str) -> str:
+        """Return what the workers of this pool know of the names that they share, empty without logins."""
+        return self.pool_key or (pool_key(self.pools_key, pool) if self.pools_key else "")
 
     @property
     def wants_tls(self) -> bool:
@@ -148,6 +171,11 @@ class ConnectOptions:
         return {k: v for k, v in arguments.items() if v is not None}
 
 
+def pool_key(pools_key: str, pool: str) -> str:
+    """Return the secret of one pool."""
+    return hmac.new(pools_key.encode(), pool.encode(), hashlib.sha256).hexdigest()[:32]
+
+
 def context_path(name_or_path: str | None) -> Path:
     """Return the file of a context. Raises ConnectError when none is named and none is selected."""
     if name_or_path and ("/" in name_or_path or name_or_path.endswith(".json")):
@@ -194,6 +222,9 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
         js_prefix=text("jetstream_api_prefix"),
         steward=text("headrace_steward"),
         worker=text("headrace_worker"),
+        card_key=text("headrace_card_key"),
+        pool_key=text("headrace_pool_key"),
+        pools_key=text("headrace_pools_key"),
         asked=tuple(asked),
     )
 

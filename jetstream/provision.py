@@ -77,13 +77,30 @@ async def ensure_topology(connection: Connection, topology: Topology) -> None:
     Raises TopologyError, which names the stream, TooFewServers when a cluster has no room for the copies, DiskFull when the
     server cannot reserve the bytes, and RequestTimeout for a stream that has no leader for long.
     """
-    await ensure_streams(connection, topology.all_streams())
+    await ensure_streams(connection, await _all_there_are(connection, topology))
 
 
 async def ensure_on_demand(connection: Connection, spec: StreamSpec) -> None:
     """Create a stream that is made on demand, if it is missing. Raises as `ensure_topology` does."""
     if await _info(connection, spec.name) is None:
         await ensure_streams(connection, [replace(spec, on_demand=False)])
+
+
+async def pool_stores(connection: Connection, topology: Topology) -> list[StreamSpec]:
+    """Return the streams of the object stores of single pools that there are."""
+    found: list[StreamSpec] = []
+    offset = 0
+    while True:
+        page = await connection.api.call("STREAM.NAMES", {"offset": offset})
+        names: list[str] = page.get("streams") or []
+        found += [spec for name in names if (spec := topology.pool_store(name)) is not None]
+        offset += len(names)
+        if not names or offset >= page.get("total", 0):
+            return found
+
+
+async def _all_there_are(connection: Connection, topology: Topology) -> list[StreamSpec]:
+    return [*topology.all_streams(), *await pool_stores(connection, topology)]
 
 
 async def keep_stream(
@@ -114,7 +131,7 @@ async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) ->
 async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
     """Return the changes that `ensure_topology` would make, field by field. Changes no stream."""
     plans = []
-    for spec in topology.all_streams():
+    for spec in await _all_there_are(connection, topology):
         info = await _info(connection, spec.name)
         if info is None:
             if not spec.on_demand:
@@ -126,9 +143,9 @@ async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
 
 
 async def status(connection: Connection, topology: Topology) -> list[StreamStatus]:
-    """Return depth, age, redeliveries and consumers of every stream."""
+    """Return depth, age, redeliveries and consumers of every stream, those of single pools too."""
     found = []
-    for spec in topology.all_streams():
+    for spec in await _all_there_are(connection, topology):
         info = await _info(connection, spec.name)
         if info is None and spec.on_demand:
             continue
@@ -164,7 +181,7 @@ async def purge(connection: Connection, stream: str, *, subject: str | None = No
 
 async def remove_topology(connection: Connection, topology: Topology) -> None:
     """Delete every stream of the deployment, with all messages."""
-    for spec in topology.all_streams():
+    for spec in await _all_there_are(connection, topology):
         try:
             await connection.api.call(f"STREAM.DELETE.{spec.name}")
         except ApiError as error:

@@ -35,6 +35,11 @@ def check_token(value: str, what: str) -> str:
     return value
 
 
+def is_token(value: str) -> bool:
+    """Return True if `value` may stand between two dots."""
+    return bool(_TOKEN.match(value))
+
+
 def moved_class(request_class: str) -> RequestClass:
     """Return the class in which a request of this class is stored again: batch requests stay behind interactive ones."""
     return "rb" if request_class in BATCH_CLASSES else "re"
@@ -324,6 +329,14 @@ class Subjects:
         """Return the full name of a bucket or object store (`members`, `models`, …), for example `hr_members`."""
         return f"{self.prefix}_{kind}"
 
+    def pool_bucket(self, kind: str, pool: str) -> str:
+        """Return the full name of an object store that only the workers of a pool use, for example `hr_blocks-<pool>`."""
+        return f"{self.bucket(kind)}-{pool}"
+
+    def all_of(self, kind: str) -> str:
+        """Return the filter for all subjects of this kind (`req`, `work`, `job`)."""
+        return f"{self.prefix}.{kind}.>"
+
     def req_consumer(self, pool: str, request_class: RequestClass) -> str:
         return f"REQ_{check_token(pool, 'pool')}_{request_class}"
 
@@ -341,9 +354,13 @@ class Subjects:
     def job_consumer(self, model_slug: str) -> str:
         return f"JOB_{check_token(model_slug, 'model slug')}"
 
-    def prefill_consumer(self, pool: str, worker: str | None = None) -> str:
-        """Return the consumer of the jobs for any prefill worker of a pool, or of those for this one."""
-        return f"P_{check_token(pool, 'pool')}" if worker is None else f"P_{check_token(worker, 'worker')}_own"
+    def prefill_consumer(self, pool: str, worker: str | None = None, secret: str = "") -> str:
+        """Return the consumer of the jobs for any prefill worker of a pool, or of those for this one.
+
+        With a secret in it, only those pull from it that know the secret, as from `work_consumer`.
+        """
+        name = f"P_{check_token(pool, 'pool')}" if worker is None else f"P_{check_token(worker, 'worker')}_own"
+        return f"{name}{_HIDDEN_MARK if secret else ''}{secret}"
 
     # Keys of the members bucket:
 

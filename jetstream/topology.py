@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
-from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass, Subjects
+from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass, Subjects, is_token
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -26,6 +26,7 @@ WORK_INACTIVE_S = 15 * 60.0
 AUDIT = "AUDIT"
 BLOCKS = "blocks"
 EMBEDDINGS = "embeddings"
+POOL_STORES = (BLOCKS, EMBEDDINGS)  # object stores of each pool
 
 # The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "JOB", "PREFILL")
@@ -253,26 +254,6 @@ class Topology:
             discard="new",
             replicas=self.replicas,
         )
-        blocks = ObjectStoreSpec(
-            name=self.subjects.bucket(BLOCKS),
-            description="KV blocks of prompts, which every worker of the same model can go on from",
-            ttl_s=self.block_max_age_s,
-            discard="old",
-            max_bytes=self.block_bytes,
-            operators_size=True,
-            on_demand=True,
-            replicas=1,  # what is lost is computed again
-        )
-        embeddings = ObjectStoreSpec(
-            name=self.subjects.bucket(EMBEDDINGS),
-            description="what encoders made of media, for every worker with the same encoder",
-            ttl_s=self.embedding_max_age_s,
-            discard="old",
-            max_bytes=self.embedding_bytes,
-            operators_size=True,
-            on_demand=True,
-            replicas=1,  # what is lost is computed again
-        )
         return (
             *(
                 ObjectStoreSpec(
@@ -287,28 +268,56 @@ class Topology:
             ),
             files,
             stored,
-            blocks,
-            embeddings,
         )
 
+    def pool_stores(self, pool: str) -> tuple[ObjectStoreSpec, ...]:
+        """Return the object stores that only the workers of this pool use, which are made on demand."""
+        return (
+            ObjectStoreSpec(
+                name=self.subjects.pool_bucket(BLOCKS, pool),
+                description="KV blocks of prompts, which every worker of the same model can go on from",
+                ttl_s=self.block_max_age_s,
+                discard="old",
+                max_bytes=self.block_bytes,
+                operators_size=True,
+                on_demand=True,
+                replicas=1,  # what is lost is computed again
+            ),
+            ObjectStoreSpec(
+                name=self.subjects.pool_bucket(EMBEDDINGS, pool),
+                description="what encoders made of media, for every worker of the pool with the same encoder",
+                ttl_s=self.embedding_max_age_s,
+                discard="old",
+                max_bytes=self.embedding_bytes,
+                operators_size=True,
+                on_demand=True,
+                replicas=1,  # what is lost is computed again
+            ),
+        )
+
+    def pool_store(self, stream: str) -> StreamSpec | None:
+        """Return the stream of a store of one pool by its name, None for another stream."""
+        for kind in POOL_STORES:
+            begin = f"OBJ_{self.subjects.pool_bucket(kind, '')}"
+            if stream.startswith(begin) and is_token(pool := stream.removeprefix(begin)):
+                return next(spec for one in self.pool_stores(pool) if (spec := one.stream()).name == stream)
+        return None
+
     def all_streams(self) -> tuple[StreamSpec, ...]:
-        """Return all streams, with those of buckets and object stores, and those that are made on demand."""
+        """Return all streams, with those of buckets and object stores, but for those of single pools."""
         return (*self.streams(), *(b.stream() for b in self.buckets()), *(o.stream() for o in self.object_stores()))
 
     def audit(self) -> StreamSpec:
         """Return the stream of audit records, which is made on demand."""
         return next(spec for spec in self.streams() if spec.name == self.subjects.stream(AUDIT))
 
-    def blocks(self) -> StreamSpec:
-        """Return the stream of the object store of KV blocks, which is made on demand."""
-        return self._object_store(BLOCKS)
+    def blocks(self, pool: str) -> StreamSpec:
+        """Return the stream of a pool's object store of KV blocks, which is made on demand."""
+        return self.pool_stores(pool)[0].stream()
 
-    def embeddings(self) -> StreamSpec:
-        """Return the stream of the object store of embeddings, which is made on demand."""
-        return self._object_store(EMBEDDINGS)
-
-    def _object_store(self, kind: str) -> StreamSpec:
-        return next(store.stream() for store in self.object_stores() if store.name == self.subjects.bucket(kind))
+    def embeddings(self, pool: str) -> StreamSpec:
+        """Return the stream of a pool's object store of embeddings, which is made on demand."""
+        return self.pool_stores(pool)[1].stream()
 
     def _queue(self, kind: str, subjects: tuple[str, ...], description: str, **limits: Any) -> StreamSpec:
         return StreamSpec(
@@ -374,14 +383,14 @@ def work_consumer(subjects: Subjects, pool: str, worker: str, secret: str = "") 
     )
 
 
-def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None) -> ConsumerSpec:
+def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None, secret: str = "") -> ConsumerSpec:
     """Return the consumer that the prefill workers of a pool share, or that of one worker.
 
-    The latter expires when that worker has been gone for long.
+    `secret`: what only these know of its name. The latter expires when that worker has been gone for long.
     """
     return ConsumerSpec(
         stream=subjects.stream("PREFILL"),
-        name=subjects.prefill_consumer(pool, worker),
+        name=subjects.prefill_consumer(pool, worker, secret),
         filter_subjects=(subjects.prefill(pool, worker),),
         ack_wait_s=REQ_ACK_WAIT_S,
         max_ack_pending=65536,

@@ -15,14 +15,15 @@ from headrace.jetstream.subjects import Subjects
 
 @dataclass(frozen=True, slots=True)
 class BrokerAccess:
-    """A login and the names of a deployment."""
+    """A login, the names of a deployment, and the pool of the worker."""
 
     options: ConnectOptions
     subjects: Subjects
+    pool: str
 
     def write(self, path: Path) -> None:
         """Write a new file that only this user can read: an option or a variable would be seen by others of the machine."""
-        data = msgspec.json.encode({"options": asdict(self.options), "prefix": self.subjects.prefix})
+        data = msgspec.json.encode({"options": asdict(self.options), "prefix": self.subjects.prefix, "pool": self.pool})
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
 
@@ -33,4 +34,4 @@ class BrokerAccess:
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in given["options"].items()
         }
-        return cls(ConnectOptions(**options), Subjects(given["prefix"]))
+        return cls(ConnectOptions(**options), Subjects(given["prefix"]), given["pool"])

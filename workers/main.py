@@ -30,7 +30,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.route import address_of_route
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, pool_id
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
 from headrace.workers.adapter_files.cache import AdapterCache, AdapterFolder, default_cache
@@ -118,7 +118,7 @@ async def run_worker(
     and its work was handed over.
     """
     state = state or PartState("worker")
-    read_card_key(settings.card_key)
+    read_card_key(settings.card_key or options.card_key)
     # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects, replicas=options.replicas))
@@ -133,7 +133,7 @@ async def run_worker(
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
     peer_host = settings.peer_host or await address_of_route(options.servers)
-    access = BrokerAccess(options, subjects)
+    access = BrokerAccess(options, subjects, pool_id(served_name(settings) or settings.engine, settings.namespace))
     state.starts(f"engine {settings.engine!r} is starting")
     info = await _start(engine, settings, parsers, runtime.on_step, peer_host, access)
     try:
@@ -208,7 +208,7 @@ async def _serve(
         wanted = build_card(settings, served_name(settings) or info.engine, info, files, parsers)
         await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine, fleet=settings.fleet)
         wanted = await with_longest_context(connection, subjects, wanted, fleet=settings.fleet)
-        key = read_card_key(settings.card_key)
+        key = read_card_key(settings.card_key or options.card_key)
         card = await register_card(connection, subjects, wanted, files, key=key)
         keeper = CardKeeper(connection, subjects, wanted, files, key=key)
         member = build_member(settings, worker_id(settings.worker_name, options.worker), card, info, engine.capabilities)
@@ -219,14 +219,15 @@ async def _serve(
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
-        await make_store(connection, subjects, info)
-        encoder = encode_server(settings, engine, info, connection, subjects)
+        await make_store(connection, subjects, info, member.pool)
+        encoder = encode_server(settings, engine, info, connection, subjects, member.pool)
         deps = WorkerDeps(
             messaging=connection,
             subjects=subjects,
             settings=_session_settings(settings, info),
             frames=frames,
             secret=secrets.token_hex(16) if connection.options.steward else "",
+            pool_secret=options.secret_of(member.pool),
             revokes=options.worker in (None, ANY_WORKER),
         )
         probe = EngineProbe(engine, runtime, info, token=started.token)

@@ -137,7 +137,7 @@ def _range(times_s: list[float]) -> list[int]:
 
 async def main(options: argparse.Namespace, folder: Path, server: EmbeddedServer) -> None:
     """Print a line of JSON per tier and length."""
-    access = BrokerAccess(ConnectOptions(servers=(server.url,)), Subjects("bench"))
+    access = BrokerAccess(ConnectOptions(servers=(server.url,)), Subjects("bench"), "p")
     async with await Connection.connect(access.options, subjects=access.subjects) as connection:
         await ensure_topology(connection, Topology(access.subjects))
     given = dict(arg.split("=", 1) for arg in options.engine_arg)

@@ -83,20 +83,22 @@ class Janitor:
             if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
                 continue
             moved = await self._mover.move_all(worker, died=True, reason="worker_gone")
-            for consumer in await self._consumers_of(worker):
-                await self._messaging.delete_consumer(stream, consumer)
-            own_jobs = self._subjects.prefill_consumer(self._pool, worker)
-            await self._messaging.delete_consumer(self._subjects.stream("PREFILL"), own_jobs)
+            names = self._subjects
+            for kind, own, reads in (
+                ("WORK", names.work_consumer(worker), names.work(self._pool, worker)),
+                ("PREFILL", names.prefill_consumer(self._pool, worker), names.prefill(self._pool, worker)),
+            ):
+                for consumer in {own, *await self._readers(kind, reads)}:
+                    await self._messaging.delete_consumer(names.stream(kind), consumer)
             self._seen.discard(worker)
             if moved:
                 log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
         self._seen |= live
 
-    async def _consumers_of(self, worker: str) -> set[str]:
-        """Return the names of a worker's consumers of WORK, which may have a part that only the worker knew."""
-        own = self._subjects.work(self._pool, worker)
-        listed = await self._messaging.consumer_subjects(self._subjects.stream("WORK"))
-        return {self._subjects.work_consumer(worker), *(name for name, subjects in listed.items() if own in subjects)}
+    async def _readers(self, kind: str, subject: str) -> set[str]:
+        """Return the names of the consumers that read this subject, which may have a part that only the worker knew."""
+        listed = await self._messaging.consumer_subjects(self._subjects.stream(kind))
+        return {name for name, subjects in listed.items() if subject in subjects}
 
     async def _with_consumer(self) -> set[str]:
         """Return the workers of the pool that have a consumer of WORK, dead or alive. Raises JetStreamError."""

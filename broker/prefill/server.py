@@ -93,7 +93,10 @@ class PrefillServer:
         self._leaving = False
         self._tasks = TaskScope()
         self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=pool, kind="prefill_job", wall=deps.wall)
-        self._specs = (prefill_consumer(deps.subjects, pool, worker), prefill_consumer(deps.subjects, pool))
+        self._own = prefill_consumer(deps.subjects, pool, worker, deps.secret)
+        self._specs = (self._own, prefill_consumer(deps.subjects, pool, secret=deps.pool_secret))
+        # made without logins, or by an earlier version: the stream takes one consumer with its filter
+        self._guessable = deps.subjects.prefill_consumer(pool) if deps.pool_secret else ""
         self._pulls = [self._pull(spec) for spec in self._specs]
 
     def _pull(self, spec: ConsumerSpec) -> PullLoop:
@@ -151,14 +154,14 @@ class PrefillServer:
 
     async def ensure_consumers(self) -> None:
         """Make the consumers before the first pull; a pull makes its own again when it is missing. Raises JetStreamError."""
+        if self._guessable:
+            await self._messaging.delete_consumer(self._own.stream, self._guessable)
         for spec in self._specs:
             await self._messaging.ensure_consumer(spec)
 
     async def forget_consumer(self) -> None:
         """Delete the consumer of this worker's own jobs, which it reads no more. Raises JetStreamError."""
-        await self._messaging.delete_consumer(
-            self._subjects.stream("PREFILL"), self._subjects.prefill_consumer(self._pool, self._worker)
-        )
+        await self._messaging.delete_consumer(self._own.stream, self._own.name)
 
     async def _tend(self) -> None:
         """Extend claims, and drop blocks that have expired or whose decode worker is gone."""

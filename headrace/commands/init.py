@@ -15,7 +15,7 @@ from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, operator_config
-from headrace.jetstream.logins.nkey_logins import CONTEXT, accounts_config, make_keys, write_context
+from headrace.jetstream.logins.nkey_logins import CARD_KEY, CONTEXT, accounts_config, make_keys, write_context
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.jetstream.topology import Topology
@@ -83,7 +83,7 @@ def _what_next(folder: Path, wanted: Sequence[Login]) -> str:
         f"1. Have nats-server read the accounts: add  include {CONFIG}  to its configuration, beside that file, and reload it.",
         "2. Keep running, as the operator:",
         f"     headrace steward --nats-context {contexts['operator']}",
-        "3. Give each part its own context and seed, and no other one:",
+        f"3. Give each part its own context and seed, and no other one; frontends and workers also {CARD_KEY}:",
         f"     headrace frontend --nats-context {contexts['ingress']}",
         f"     headrace router --nats-context {contexts['router']}",
         f"     headrace worker --nats-context {contexts['worker']}",

@@ -17,7 +17,7 @@ from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.provision import StreamPlan, StreamStatus, ensure_topology, plan, purge, status
+from headrace.jetstream.provision import StreamPlan, StreamStatus, ensure_topology, plan, pool_stores, purge, status
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
@@ -73,7 +73,7 @@ async def run_status(connection: Connection, topology: Topology, parsed: argpars
 
 async def run_purge(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
     """Remove messages of a stream. Raises CommandError without --yes or for a stream that is not part of the deployment."""
-    names = {spec.name for spec in topology.all_streams()}
+    names = {spec.name for spec in (*topology.all_streams(), *await pool_stores(connection, topology))}
     wanted: str = parsed.stream
     name = wanted if wanted in names else topology.subjects.stream(wanted.upper())
     if name not in names:

@@ -20,11 +20,11 @@ from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.topology import Topology
+from headrace.jetstream.topology import BLOCKS, Topology
 
 BLOCKS_STAY = (
     "the broker keeps KV blocks of prompts, which name no tenant ({blocks} subjects, of all tenants): they are gone within a "
-    "day, or at once, for all tenants, with `headrace streams purge OBJ_hr_blocks --yes`\n"
+    "day, or at once, for all tenants, with `headrace streams purge STREAM --yes` for each of {streams}\n"
 )
 
 
@@ -52,7 +52,7 @@ def delete_tenant(settings: Settings, tenant: str, *, sure: bool, as_json: bool)
     """Run `headrace tenant delete`: count, or delete if `sure`. Raises CommandError."""
     _check(tenant)
 
-    async def delete(connection: Connection, names: Subjects) -> tuple[dict[str, int], bool, int]:
+    async def delete(connection: Connection, names: Subjects) -> tuple[dict[str, int], bool, dict[str, int]]:
         inventory = TenantInventory(connection, names, tenant)
         blocks = await _kept_blocks(connection, names)
         if not sure:
@@ -65,14 +65,20 @@ def delete_tenant(settings: Settings, tenant: str, *, sure: bool, as_json: bool)
 
     counts, whole, blocks = connected(settings, delete, name="headrace tenant")
     if as_json:
-        told = {"tenant": tenant, "deleted": sure, "nothing_left": whole and sure, "counts": counts, "kv_blocks_of_all": blocks}
+        told = {
+            "tenant": tenant,
+            "deleted": sure,
+            "nothing_left": whole and sure,
+            "counts": counts,
+            "kv_blocks_of_all": sum(blocks.values()),
+        }
         sys.stdout.write(json.dumps(told) + "\n")
     else:
         sys.stdout.write(_table(counts))
         if not sure and counts:
             sys.stdout.write("nothing is deleted yet: add --yes\n")
         if blocks:
-            sys.stdout.write(BLOCKS_STAY.format(blocks=blocks))
+            sys.stdout.write(BLOCKS_STAY.format(blocks=sum(blocks.values()), streams=", ".join(blocks)))
     if not whole:
         sys.stderr.write(
             f"data of {tenant!r} is still being written, by jobs that run for example: run the same command again\n"
@@ -81,10 +87,11 @@ def delete_tenant(settings: Settings, tenant: str, *, sure: bool, as_json: bool)
     return EXIT_OK
 
 
-async def _kept_blocks(connection: Connection, names: Subjects) -> int:
-    """Return how many objects with KV blocks of all tenants there are. They name no tenant."""
+async def _kept_blocks(connection: Connection, names: Subjects) -> dict[str, int]:
+    """Return how many objects with KV blocks of all tenants there are in which stream. They name no tenant."""
+    begin = f"OBJ_{names.pool_bucket(BLOCKS, '')}"
     found = await status(connection, Topology(names))
-    return next((one.subjects for one in found if one.stream == Topology(names).blocks().name), 0)
+    return {one.stream: one.subjects for one in found if one.subjects and one.stream.startswith(begin)}
 
 
 def _check(tenant: str) -> None:

@@ -92,9 +92,9 @@ class Readers:
     async def queues(self) -> Rows:
         """Read how many requests wait, by pool, class and tenant, and how old the oldest one of the longest queues is."""
         found: list[tuple[str, str, dict[str, Any]]] = []
-        for stream in ("REQ", "MOVED", "WORK", "JOB"):
+        for stream, kind in (("REQ", "req"), ("MOVED", "req"), ("WORK", "work"), ("JOB", "job")):
             with contextlib.suppress(JetStreamError):
-                counts = await self._nats.subject_counts(self._names.stream(stream), ">")
+                counts = await self._nats.subject_counts(self._names.stream(stream), self._names.all_of(kind))
                 for subject, count in counts.items():
                     with contextlib.suppress(SubjectError):
                         found.append((stream, subject, {**self._queue(stream, subject), "stream": stream, "waiting": count}))

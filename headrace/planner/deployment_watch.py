@@ -147,7 +147,9 @@ class DeploymentWatch:
         """Return the requests that wait, by queue. Moved ones were counted when they first arrived."""
         stored: dict[str, int] = {}
         try:
-            for subject, count in (await self._nats.subject_counts(self._names.stream("REQ"), ">")).items():
+            for subject, count in (
+                await self._nats.subject_counts(self._names.stream("REQ"), self._names.all_of("req"))
+            ).items():
                 with contextlib.suppress(SubjectError):
                     request = self._names.parse_req(subject)
                     if request.request_class not in MOVED_CLASSES:

@@ -147,7 +147,7 @@ async def stored_requests(messaging: Messaging, names: Subjects) -> dict[str, di
     stored: dict[str, dict[str, int]] = {}
     for kind in ("REQ", "MOVED"):
         with contextlib.suppress(JetStreamError):
-            for subject, count in (await messaging.subject_counts(names.stream(kind), ">")).items():
+            for subject, count in (await messaging.subject_counts(names.stream(kind), names.all_of("req"))).items():
                 request = names.parse_req(subject)
                 classes = stored.setdefault(request.pool, dict.fromkeys(REQUEST_CLASSES, 0))
                 classes[request.request_class] += count

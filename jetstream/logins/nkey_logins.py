@@ -2,6 +2,9 @@
 
 A login is three things with one name: `<name>.nk` (the seed, 0600), `<name>.json` (a context of the `nats` command line tool:
 address, seed, prefix of the inboxes, certificates), and a user in the server's configuration.  Seeds that are there stay.
+
+Beside them lies the key with which workers sign their model cards (`card.key`): frontends refuse cards of others.  From
+`pools.key`, which no part needs, the contexts of workers have the secret of their pool.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import nkeys
 
+from headrace.jetstream.context import pool_key
 from headrace.jetstream.core.api import API
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
@@ -24,6 +28,9 @@ from headrace.jetstream.topology import Topology
 SEED = ".nk"
 CONTEXT = ".json"
 API_EXPORT = f"{API}.>"
+CARD_KEY = "card.key"
+POOLS_KEY = "pools.key"
+_SIGNING_ROLES = frozenset({"ingress", "worker"})  # what reads cards in order to run them, and what writes them
 
 
 class LoginFileUnusable(ConnectError):
@@ -41,6 +48,28 @@ def public_key(seed: str) -> str:
         return str(nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
     except (nkeys.NkeysError, ValueError) as error:
         raise ConnectError(f"it is no nkey seed of a user: {error}") from None
+
+
+def _secret_file(folder: Path, name: str) -> Path:
+    """Return a file with a secret, which is made if it is not there. Raises LoginFileUnusable."""
+    path = folder / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise LoginFileUnusable(f"the key {path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def _pool_keys(folder: Path, login: Login) -> dict[str, str]:
+    """Return what a worker knows of the names that the workers of its pool share; from all pools, where it serves any."""
+    if login.role != "worker":
+        return {}
+    root = _secret_file(folder, POOLS_KEY).read_text().strip()
+    return {"headrace_pool_key": pool_key(root, login.scope)} if login.scope else {"headrace_pools_key": root}
 
 
 def user_key(folder: Path, login: Login) -> str:
@@ -91,6 +120,8 @@ def write_context(
         **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
         **({"headrace_asked": asked} if asked else {}),
         **({"headrace_worker": login.worker} if login.role == "worker" else {}),
+        **({"headrace_card_key": str(_secret_file(folder, CARD_KEY).absolute())} if login.role in _SIGNING_ROLES else {}),
+        **_pool_keys(folder, login),
         **(tls or {}),
     }
     fresh = path.with_suffix(".new")
@@ -128,9 +159,13 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
 
 
 def exported_subjects(topology: Topology) -> list[str]:
-    """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to."""
+    """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to.
+
+    All object stores, because those of single pools are made later.
+    """
     subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
-    return [API_EXPORT, "$JS.ACK.>", *sorted(subject for subject in subjects if not subject.startswith("$JS."))]
+    named = sorted(subject for subject in subjects if not subject.startswith(("$JS.", "$O.")))
+    return [API_EXPORT, "$JS.ACK.>", "$O.>", *named]
 
 
 def traceable(subject: str) -> bool:

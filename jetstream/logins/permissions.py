@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headrace.jetstream.core.api import CONSUMER_CREATE
 from headrace.jetstream.logins.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
-from headrace.jetstream.topology import AUDIT, BLOCKS, EMBEDDINGS, Topology
+from headrace.jetstream.topology import AUDIT, POOL_STORES, Topology
 
 RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
@@ -34,12 +34,14 @@ class Permissions:
     consumers: tuple[str, ...] = ()  # calls that make a consumer, which the steward makes for the login
     asked: tuple[str, ...] = ()  # other calls that the steward makes for the login, as far as they touch what it reaches:
     reach: tuple[str, ...] = ()  # the subjects of messages, and the filters of consumers
+    counted: tuple[str, ...] = ()  # the subjects that the login may have listed and counted
 
 
 class RuleBook:
     """Collects the permissions of one login, in terms of what it does."""
 
     def __init__(self, topology: Topology, login: Login) -> None:
+        self._topology = topology
         self.s = topology.subjects
         self.p = topology.subjects.prefix
         self.pool = login.pool
@@ -49,13 +51,14 @@ class RuleBook:
         self._consumers: set[str] = set()
         self._asked: set[str] = set()
         self._reach: set[str] = set()
+        self._counted: set[str] = set()
         self._subscribe: set[str] = {f"{login.inbox}.>"}
 
     def permissions(self) -> Permissions:
         """Return what was collected."""
         if self._consumers or self._asked:
             self._publish.add(self._steward)
-        lists = (self._publish, self._subscribe, self._consumers, self._asked, self._reach)
+        lists = (self._publish, self._subscribe, self._consumers, self._asked, self._reach, self._counted)
         return Permissions(*(tuple(sorted(found)) for found in lists))
 
     def tell(self, *subjects: str) -> None:
@@ -83,8 +86,25 @@ class RuleBook:
     # Streams:
 
     def connect(self) -> None:
-        """Let the login find out whether JetStream is there and whether the streams are as they should be."""
-        self.api("INFO", "STREAM.NAMES", "STREAM.INFO.*")
+        """Let the login find out whether JetStream is there and whether the streams are as they should be.
+
+        The server's `STREAM.INFO` lists all subjects of a stream, with names of tenants in them. The steward makes the call,
+        and lists those that are `counted`.
+        """
+        self.api("INFO", "STREAM.NAMES")
+        stores = self._topology.pool_stores(self.pool) if self.pool != "*" else ()
+        specs = (*self._topology.all_streams(), *(store.stream() for store in stores))
+        self._asked |= {f"STREAM.INFO.{spec.name}" for spec in specs}
+
+    def list_subjects(self, *streams: str) -> None:
+        """Let the login list the subjects of these streams itself; of all, where none is named."""
+        calls = {f"STREAM.INFO.{stream}" for stream in streams}
+        self._asked = {call for call in self._asked if call not in calls and (calls or not call.startswith("STREAM.INFO."))}
+        self.api(*(calls or ["STREAM.INFO.*"]))
+
+    def count(self, *patterns: str) -> None:
+        """Let the login list and count these subjects of the deployment, without its prefix."""
+        self._counted |= {f"{self.p}.{pattern}" for pattern in patterns}
 
     def scan(self, *kinds: str) -> None:
         """Let the login read the messages of these streams by sequence and subject."""
@@ -172,6 +192,14 @@ class RuleBook:
         for kind in kinds:
             self.api(f"STREAM.PURGE.OBJ_{self.s.bucket(kind)}")
 
+    def keep_in_pool(self, *kinds: str) -> None:
+        """Let the login have these stores of its pool made, and read and change what is there. One of all pools has none."""
+        for kind in kinds if self.pool != "*" else ():
+            store = self.s.pool_bucket(kind, self.pool)
+            self.api(*(f"{call}.OBJ_{store}" for call in ("STREAM.MSG.GET", "DIRECT.GET", "STREAM.PURGE")))
+            self._publish |= {f"$O.{store}.C.*", f"$O.{store}.M.*"}
+            self.on_demand(f"OBJ_{store}")
+
     # What routers and workers share:
 
     def requests(self, classes: Sequence[str] = REQUEST_CLASSES) -> None:
@@ -187,6 +215,7 @@ class RuleBook:
         """Let the login place requests on workers of its pool, and take those of dead workers away again."""
         self.tell(f"work.{self.pool}.*", f"ev.{self.pool}", f"dlq.{self.pool}")
         self.tell("hops.*")  # for the paths of the messages of sampled requests, which the server tells in the sender's name
+        self.list_subjects(self.s.stream("WORK"))  # of pools and workers, whose leases it sees, too; without a steward as well
         self.of_own_pool("WORK", f"work.{self.pool}.*")
         self.of_own_pool("PREFILL", f"prefill.{self.pool}", f"prefill.{self.pool}.*")
         if self.worker == "*":
@@ -210,6 +239,7 @@ def _operator(book: RuleBook, _login: Login) -> None:
 
 def _ingress(book: RuleBook, login: Login) -> None:
     book.connect()
+    book.list_subjects()  # it serves all tenants
     book.tell(*(f"req.*.{request_class}.*" for request_class in REQUEST_CLASSES))
     book.scan("REQ", "MOVED")
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
@@ -241,6 +271,7 @@ def _router(book: RuleBook, login: Login) -> None:
     book.connect()
     book.requests()
     book.move_work()
+    book.count(f"req.{book.pool}.>")
     book.tell(f"route.{book.pool}", f"adm.worker.{book.pool}.*", "ctl.*", "judge.*")
     book.hear(f"load.{book.pool}.*", f"ev.{book.pool}", f"cancel.{book.pool}", "ctl.*")
     book.answer(inboxes("ingress"), inboxes("operator"), inboxes("console"), f"{login.inbox}.>")
@@ -269,10 +300,8 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.answer(inboxes("ingress"), inboxes("operator"), inboxes("planner"))
     book.answer(inboxes("router", login.scope or "*"), inboxes("router", "_"), inboxes("worker", login.scope or "*"))
     book.consume("WORK", "*", f"{book.p}.work.{me}")
-    shared = book.s.prefill_consumer(book.pool) if login.scope and login.member else "*"
-    book.consume("PREFILL", shared, f"{book.p}.prefill.{book.pool}")
-    own = book.s.prefill_consumer(book.pool, login.member) if login.member else "*"
-    book.consume("PREFILL", own, f"{book.p}.prefill.{me}")
+    book.consume("PREFILL", "*", f"{book.p}.prefill.{book.pool}")  # as of WORK: no name is known that is not its own
+    book.consume("PREFILL", "*", f"{book.p}.prefill.{me}")
     book.scan("LOAD")
     book.record("members", f"janitor.{book.pool}")
     book.record("state", f"drained.{book.worker}", f"janitor.{book.pool}")
@@ -281,9 +310,7 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.keep("models")
     book.fetch("adapters")
     book.add("spill")  # sealed payloads, and results that are too large for a frame
-    for kind in (BLOCKS, EMBEDDINGS):
-        book.keep(kind)
-        book.on_demand(f"OBJ_{book.s.bucket(kind)}")
+    book.keep_in_pool(*POOL_STORES)
 
 
 def _planner(book: RuleBook, _login: Login) -> None:
@@ -296,6 +323,7 @@ def _planner(book: RuleBook, _login: Login) -> None:
 
 def _console(book: RuleBook, _login: Login) -> None:
     book.connect()
+    book.count("req.>", "work.>", "job.>")
     book.api("STREAM.LIST", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*")
     book.watch("members", "models")
     book.hear("load.*.*", "ev.*")

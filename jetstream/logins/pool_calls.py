@@ -7,7 +7,7 @@ A steward looks at what a call touches, a message or a consumer, before it makes
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +20,11 @@ PAGE = 256  # consumers in one answer, as the server has it
 
 READ, DELETE = "STREAM.MSG.GET", "STREAM.MSG.DELETE"
 LIST, DROP = "CONSUMER.LIST", "CONSUMER.DELETE"
+LOOK = "STREAM.INFO"
 
 _CALL = re.compile(r"[A-Za-z0-9_~.-]+\Z")  # no wildcard, and nothing that could end the line of a command
 _QUERY = frozenset({"seq", "next_by_subj"})
+_LOOK = frozenset({"subjects_filter", "offset"})
 
 
 InUse = Callable[[str], Awaitable[bool]]  # of a subject: it is another worker's, and that worker lives
@@ -59,6 +61,8 @@ class PoolCalls:
         """
         if not _CALL.match(call) or not any(SubjectPattern(one).covers(call.encode()) for one in allowed.asked):
             raise NotTheirs(f"the role has no such call as {call[:256]}")
+        if call.startswith(f"{LOOK}."):
+            return await self._look(allowed.counted, call, body)
         reach = [SubjectPattern(one) for one in allowed.reach]
         name = ".".join(call.split(".")[: 3 if call.startswith("STREAM.") else 2])
         stream = call.removeprefix(f"{name}.").split(".")[0]
@@ -75,6 +79,16 @@ class PoolCalls:
                 raise NotTheirs("the consumer is not one of its pool, or its worker lives")
             return await self._api.call(call)
         raise NotTheirs(f"{name} is not made for others")
+
+    async def _look(self, counted: Sequence[str], call: str, body: Any) -> dict[str, Any]:
+        """Describe a stream, with the subjects that were asked for if the login may know all of them."""
+        query = {} if body is None else body
+        if not isinstance(query, dict) or set(query) - _LOOK:
+            raise NotTheirs("the body is no question for subjects")
+        wanted = query.get("subjects_filter")
+        if wanted is not None and not (isinstance(wanted, str) and any(_within_pattern(wanted, one) for one in counted)):
+            raise NotTheirs(f"the role does not count the subjects {str(wanted)[:256]}")
+        return await self._api.call(call, query or None)
 
     async def _read(self, reach: list[SubjectPattern], call: str, query: Mapping[str, Any], in_use: InUse) -> dict[str, Any]:
         answer = await self._api.call(call, query)
@@ -106,6 +120,13 @@ def _query(body: Any, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("seq"), int) or set(body) - _QUERY - more:
         raise NotTheirs("the body is no question for a message by its sequence")
     return body
+
+
+def _within_pattern(wanted: str, pattern: str) -> bool:
+    """Return True if a pattern covers every subject that another pattern covers."""
+    if wanted.endswith(">") and not pattern.endswith(">"):
+        return False
+    return SubjectPattern(pattern).covers(wanted.encode())
 
 
 async def _within(reach: list[SubjectPattern], info: Mapping[str, Any], in_use: InUse) -> bool:

@@ -106,9 +106,6 @@ class Steward:
         self._topology = topology
         self._tasks = tasks
         self._calls = PoolCalls(connection.api)
-        self._on_demand = {
-            f"STREAM.CREATE.{spec.name}": spec for spec in (topology.audit(), topology.blocks(), topology.embeddings())
-        }
 
     async def start(self) -> None:
         """Answer from now on, while the connection is open."""
@@ -134,7 +131,7 @@ class Steward:
         try:
             if wish.call.startswith(CONSUMER_CREATE):
                 made = await self._connection.api.call(wish.call, wish.body)
-            elif (spec := self._on_demand.get(wish.call)) is not None:
+            elif (spec := self._on_demand(wish.call)) is not None:
                 made = await self._make_on_demand(login, wish.call, spec)
             else:
                 allowed = permissions(self._topology, login)
@@ -150,6 +147,14 @@ class Steward:
             if len(answer) > self._connection.max_payload:  # the server's base64 of a message that is almost as large
                 answer = zlib.compress(answer, 1)
             self._connection.send(reply, answer)
+
+    def _on_demand(self, call: str) -> StreamSpec | None:
+        """Return the stream that a call would make, if it is one that is made on demand."""
+        stream = call.removeprefix("STREAM.CREATE.")
+        if stream == call:
+            return None
+        audit = self._topology.audit()
+        return audit if stream == audit.name else self._topology.pool_store(stream)
 
     async def _make_on_demand(self, login: Login, call: str, spec: StreamSpec) -> dict[str, Any]:
         """Make a stream as the topology has it, whatever the wish says of it."""

@@ -24,6 +24,7 @@ from prometheus_client import REGISTRY
 from headrace.broker.models.card_store import pool_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.subjects import pool_id
 from headrace.jetstream.topology import EMBEDDINGS
 from headrace.workers.encoding.names import object_name
 from headrace.workers.encoding.record import seal, unseal
@@ -53,7 +54,7 @@ class Apart:
 
     @property
     def store(self) -> Any:
-        return self.connection.objects(self.world.subjects.bucket(EMBEDDINGS))
+        return self.connection.objects(self.world.subjects.pool_bucket(EMBEDDINGS, pool_id(MODEL, "default")))
 
     def name_of(self, data: bytes) -> str:
         return object_name(self.word, None, "image", data)

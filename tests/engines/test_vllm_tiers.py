@@ -91,7 +91,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def access(broker: EmbeddedServer) -> BrokerAccess:
-    made = BrokerAccess(ConnectOptions(servers=(broker.url,), connect_timeout_s=1.0), Subjects("tiers"))
+    made = BrokerAccess(ConnectOptions(servers=(broker.url,), connect_timeout_s=1.0), Subjects("tiers"), "p")
     async with await Connection.connect(made.options, subjects=made.subjects) as connection:
         await ensure_topology(connection, Topology(made.subjects))
     return made
@@ -100,7 +100,7 @@ async def access(broker: EmbeddedServer) -> BrokerAccess:
 async def stored(access: BrokerAccess) -> int:
     """Return how many blocks are in the broker."""
     async with await Connection.connect(access.options, subjects=access.subjects) as connection:
-        return len(await connection.objects(access.subjects.bucket(BLOCKS)).list())
+        return len(await connection.objects(access.subjects.pool_bucket(BLOCKS, access.pool)).list())
 
 
 async def started(model_dir: Path, args: dict[str, Any], access: BrokerAccess) -> AsyncIterator[Tiered]:

@@ -110,7 +110,7 @@ def stored_subjects(topology: Topology, pool: str) -> list[str]:
     state = s.bucket("state")
     found += [f"$KV.{state}.snapshot.{pool}", f"$KV.{state}.drained.w1", f"$KV.{state}.other"]
     found += [f"$KV.{bucket.name}.{pool}" for bucket in topology.buckets()]
-    for store in topology.object_stores():
+    for store in (*topology.object_stores(), *topology.pool_stores(pool)):
         found += [f"$O.{store.name}.C.abc", f"$O.{store.name}.M.abc"]
     return found
 
@@ -118,7 +118,8 @@ def stored_subjects(topology: Topology, pool: str) -> list[str]:
 def api_calls(topology: Topology, api: str = PARTS_API) -> list[str]:
     """Return every call of the JetStream API on every stream of the deployment, and the server's other subjects of a stream."""
     found = [f"{api}.{call}" for call in PLAIN_CALLS]
-    for spec in topology.all_streams():
+    pools = [store.stream() for pool in ("pool-a", "pool-b") for store in topology.pool_stores(pool)]
+    for spec in (*topology.all_streams(), *pools):
         found += [f"{api}.{call}.{spec.name}" for call in STREAM_CALLS]
         found += [f"{api}.{call}.{spec.name}.c1" for call in CONSUMER_CALLS]
         found += [f"$JS.ACK.{spec.name}.c1.1.1.1.1.0", f"$JS.FC.{spec.name}.c1.x"]

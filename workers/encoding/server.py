@@ -35,13 +35,13 @@ Answer = Callable[[MediaEncoded], None]
 class EncodeServer:
     """Implements `headrace.broker.worker.ports.EncodePort`. Jobs are accepted while `run` runs."""
 
-    def __init__(self, encoder: MediaEncoder, word: str, messaging: Messaging, subjects: Subjects) -> None:
+    def __init__(self, encoder: MediaEncoder, word: str, messaging: Messaging, subjects: Subjects, *, pool: str) -> None:
         """`word`: the engine's `EngineInfo.encoder`."""
         self._encoder = encoder
         self._word = word
         self._messaging = messaging
         self._subjects = subjects
-        self._objects = messaging.objects(subjects.bucket(EMBEDDINGS))
+        self._objects = messaging.objects(subjects.pool_bucket(EMBEDDINGS, pool))
         self._tasks = TaskScope()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._asked: dict[str, list[Answer]] = {}

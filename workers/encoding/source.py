@@ -57,7 +57,7 @@ class EmbeddingSource:
 
     def __init__(self, deps: SourceDeps) -> None:
         self._deps = deps
-        self._objects = deps.messaging.objects(deps.subjects.bucket(EMBEDDINGS))
+        self._objects = deps.messaging.objects(deps.subjects.pool_bucket(EMBEDDINGS, deps.pool))
         self._kept = KeptEmbeddings()
         self._breakers: dict[str, Breaker] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}

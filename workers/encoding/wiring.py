@@ -16,20 +16,20 @@ from headrace.workers.settings import WorkerSettings
 
 
 def encode_server(
-    settings: WorkerSettings, engine: Engine, info: EngineInfo, messaging: Messaging, subjects: Subjects
+    settings: WorkerSettings, engine: Engine, info: EngineInfo, messaging: Messaging, subjects: Subjects, pool: str
 ) -> EncodeServer | None:
     """Create the server of an encode worker, None for other roles. Raises EngineStartFailed for an engine without encoder."""
     if settings.role != "encode":
         return None
     if not info.encoder or not isinstance(engine, MediaEncoder):
         raise EngineStartFailed(f"engine {settings.engine!r} encodes no media for others: it cannot serve in the role 'encode'")
-    return EncodeServer(engine, info.encoder, messaging, subjects)
+    return EncodeServer(engine, info.encoder, messaging, subjects, pool=pool)
 
 
-async def make_store(connection: Connection, subjects: Subjects, info: EngineInfo) -> None:
+async def make_store(connection: Connection, subjects: Subjects, info: EngineInfo, pool: str) -> None:
     """Make the object store of embeddings if this worker has a use for it and it is missing. Raises a JetStreamError."""
     if info.encoder:
-        await ensure_on_demand(connection, Topology(subjects).embeddings())
+        await ensure_on_demand(connection, Topology(subjects).embeddings(pool))
 
 
 def embedding_source(

@@ -17,6 +17,7 @@ import msgspec
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
+from headrace.workers.models.weight_format import weight_format
 from headrace.workers.sglang.adapters import lora_args, read_adapter
 
 CPU_PAGE_SIZE = 32
@@ -107,6 +108,7 @@ def server_args(
         "schedule_low_priority_values_first": True,  # as requests here mean it, and as vLLM has it
         "enable_metrics": True,
     }
+    args |= weight_format(config.model, given)
     args |= lora_args(adapters_of(config, read_adapter))
     if kv_events is not None:
         args["kv_events_config"] = msgspec.json.encode(kv_events).decode()

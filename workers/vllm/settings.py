@@ -16,6 +16,7 @@ from typing import Any
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
+from headrace.workers.models.weight_format import weight_format
 from headrace.workers.vllm.adapters import lora_args, read_adapter
 from headrace.workers.vllm.connectors import check_connectors
 from headrace.workers.vllm.embeddings.settings import ENCODERS_ARG, transfer_config
@@ -114,6 +115,7 @@ def engine_args(
         "enable_prefix_caching": None if pools(config) else True,  # whether a model that pools can use it, vLLM knows
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
+    args |= weight_format(config.model, given)
     args |= lora_args(adapters_of(config, read_adapter))
     if kv_events is not None:
         from vllm.config.kv_events import KVEventsConfig

@@ -282,7 +282,7 @@ async def test_what_a_tenant_may_have_in_the_store_of_kv_blocks_is_said(
 ) -> None:
     assert await command("delete", "acme", "--yes") == 0
     assert "KV blocks" not in capsys.readouterr().out
-    await ensure_on_demand(connection, Topology(subjects).blocks())
-    await connection.objects(subjects.bucket("blocks")).put("ns/a", b"block")
+    await ensure_on_demand(connection, Topology(subjects).blocks("p"))
+    await connection.objects(subjects.pool_bucket("blocks", "p")).put("ns/a", b"block")
     assert await command("delete", "acme", "--yes") == 0
     assert "keeps KV blocks of prompts, which name no tenant" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai import OpenAI
 
+from headrace.broker.codec import decode, encode
+from headrace.broker.models.cards import CardFile, ModelCard
 from headrace.client import ClientOptions, NotAllowed, NotSubmitted, connect
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import AccessDenied
@@ -236,6 +240,49 @@ def test_the_deployment_goes_on_after_a_restart_of_its_server(openai: OpenAI, up
     up.until("an answer", up.answers, 60)
     assert chat(openai, "After the restart.")
     assert not violations(up)  # its memory streams are gone: parts wait for the operator, who makes them
+
+
+async def test_a_writer_of_the_bucket_takes_over_no_model_and_runs_no_template(openai: OpenAI, up: RunningUp) -> None:
+    """It has all that the server asks for, but not the key: its template would be rendered, or its pool be asked."""
+    body: Any = [{"role": "user", "content": "Say hello."}]
+    before = openai.chat.completions.create(model=MODEL, messages=body, max_tokens=4).usage
+    template = b"{% for m in messages %}" + b"stolen " * 500 + b"{{ m.content }}{% endfor %}"
+    operator = ConnectOptions.from_context(str(context_of(up, "operator")))
+    async with await Connection.connect(operator, subjects=Subjects()) as connection:
+        cards = connection.bucket("hr_models")
+        (entry,) = await cards.entries(">")
+        card = decode(ModelCard, entry.value)
+        assert card.signature
+        digest = hashlib.sha256(template).hexdigest()
+        found = CardFile(object=digest, digest=digest, size=len(template))
+        await connection.objects("hr_models").put(digest, template)
+        changed = msgspec.structs.replace(card, files={**card.files, "chat_template.jinja": found})
+        await cards.put(entry.key, encode(changed))
+        for number, signature in enumerate((b"", b"x" * 32, card.signature)):
+            other = f"stolen-{number}"
+            forged = msgspec.structs.replace(changed, model=other, aliases=[], pool=other, signature=signature)
+            await cards.put(other, encode(forged))
+        up.until("what the frontend says of all", lambda: len(up.events("card.forged")) >= 4, 30)
+        after = openai.chat.completions.create(model=MODEL, messages=body, max_tokens=4).usage
+        assert before is not None
+        assert after is not None
+        assert after.prompt_tokens == before.prompt_tokens
+        assert [model.id for model in openai.models.list()] == [MODEL]
+        up.until("the worker's own card", lambda: up.events("card.stored_again"), 60)
+        for number in range(3):
+            await cards.delete(f"stolen-{number}")
+    assert chat(openai, "And after that.")
+
+
+def test_the_key_of_cards_is_in_no_context_and_for_its_user_alone(up: RunningUp) -> None:
+    folder = folder_of(up) / ".headrace" / "nats" / "logins"
+    key = folder / "card.key"
+    assert key.stat().st_mode & 0o077 == 0
+    secret = key.read_text().strip()
+    contexts = {path.name: path.read_text() for path in folder.glob("*.json")}
+    assert not [name for name, text in contexts.items() if secret in text]
+    named = {name.partition("-")[0].removesuffix(".json") for name, text in contexts.items() if str(key) in text}
+    assert named == {"ingress", "worker"}
 
 
 def own_logins(up: RunningUp) -> dict[str, str]:

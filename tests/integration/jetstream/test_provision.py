@@ -51,8 +51,8 @@ async def test_the_size_that_an_operator_gave_the_blocks_stays(connect: Connect,
     connection = await connect()
     topology = Topology(subjects)
     await ensure_topology(connection, topology)
-    await ensure_on_demand(connection, topology.blocks())
-    stream = f"OBJ_{subjects.bucket(BLOCKS)}"
+    await ensure_on_demand(connection, topology.blocks("p"))
+    stream = f"OBJ_{subjects.pool_bucket(BLOCKS, 'p')}"
     config = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
     await connection.api.call(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 12345678, "description": "mine"})
     (changed,) = [p for p in await plan(connection, topology) if p.action != "keep"]

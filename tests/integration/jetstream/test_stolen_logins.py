@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.jetstream.client import Connection
+from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import AccessDenied, TopologyError
@@ -21,7 +21,7 @@ from headrace.jetstream.ports import Change, Delivery, Message
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
-from headrace.jetstream.topology import Topology, request_consumer, work_consumer
+from headrace.jetstream.topology import POOL_STORES, Topology, prefill_consumer, request_consumer, work_consumer
 from tests.support.guarded_server import Guarded, guarded_server
 
 S = Subjects("hr")
@@ -48,7 +48,7 @@ ASKED = [
     (f"{PARTS_API}.STREAM.MSG.GET.OBJ_hr_models", {"last_by_subj": "$O.hr_models.M.evil"}),
     (f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_WORK.W_w1", {"batch": 1, "expires": 10**8}),
     (f"{PARTS_API}.INFO", {}),
-    (f"{PARTS_API}.STREAM.INFO.HR_REQ", {}),
+    ("hr.steward.worker.pool-a", {"call": "STREAM.INFO.HR_REQ"}),
     ("$O.hr_models.M.other", {}),
     ("hr.steward.worker.pool-a", {"call": "", "body": {}}),
 ]
@@ -231,6 +231,42 @@ async def test_work_of_the_own_pool_is_taken_over_through_the_steward(guarded: G
     assert await operator.consumer_subjects("HR_WORK") == {}
 
 
+async def test_a_worker_pulls_no_prefill_jobs_of_another_pool(guarded: Guarded) -> None:
+    """They have the prompts. The server lets a login pull by a name; it knows none but those of its own pool."""
+    operator = guarded.operator
+    secret = {
+        pool: ConnectOptions.from_context(str(guarded.folder / f"worker-{pool}.json")).secret_of(pool) for pool in (OWN, OTHER)
+    }
+    assert len(set(secret.values())) == 2
+    assert all(len(one) == 32 for one in secret.values())
+    shared, own = (prefill_consumer(S, OTHER, who, secret[OTHER]) for who in (None, "w9"))
+    got: list[Delivery] = []
+    async with await guarded.as_(Login("worker", OTHER)) as victim, await guarded.as_(Login("worker", OWN)) as thief:
+        for spec in (shared, own):
+            await victim.ensure_consumer(spec)
+        jobs = [(await operator.publish(S.prefill(OTHER, who), b"a prompt")).seq for who in (None, "w9")]
+        assert await thief.consumer_subjects("HR_PREFILL") == {}
+        guesses = [f"{name}{end}" for name in (f"P_{OTHER}", "P_w9_own") for end in ("", "~", "~*", f"~{secret[OWN]}")]
+        pulled = [thief.pull("HR_PREFILL", name, got.append, credit=1) for name in guesses]
+        async with TaskScope() as tasks:
+            running = [tasks.spawn(one.run()) for one in pulled]
+            await asyncio.sleep(0.5)
+            for task in running:
+                task.cancel()
+        with pytest.raises(ApiError, match="10903"):
+            await thief.api.call("STREAM.MSG.GET.HR_PREFILL", {"seq": jobs[0]})
+        with pytest.raises(Exception, match="10903"):
+            await thief.ensure_consumer(prefill_consumer(S, OTHER, None, "mine"))
+        assert got == []
+        pull = victim.pull("HR_PREFILL", shared.name, got.append, credit=1)
+        async with asyncio.timeout(10), TaskScope() as tasks:
+            pulling = tasks.spawn(pull.run())
+            while not got:
+                await asyncio.sleep(0.02)
+            pulling.cancel()
+    assert [delivery.data for delivery in got] == [b"a prompt"]
+
+
 async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:
     operator = guarded.operator
     for tenant in ("acme", "rival"):
@@ -252,7 +288,7 @@ async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:
 
 
 async def test_a_steward_makes_the_store_of_kv_blocks_as_it_should_be_and_no_other_stream(guarded: Guarded) -> None:
-    blocks = TOPOLOGY.blocks()
+    blocks = TOPOLOGY.blocks(OWN)
     async with await guarded.as_(Login("worker", OWN)) as worker, await guarded.as_(Login("ingress")) as ingress:
         for call in ("STREAM.CREATE.EVIL", "STREAM.CREATE.HR_LOAD"):
             with pytest.raises((ApiError, AccessDenied)):
@@ -263,7 +299,67 @@ async def test_a_steward_makes_the_store_of_kv_blocks_as_it_should_be_and_no_oth
         config = (await guarded.operator.api.call(f"STREAM.INFO.{blocks.name}"))["config"]
         assert config["subjects"] == list(blocks.subjects)
         await ensure_on_demand(worker, blocks)
-        await worker.objects(S.bucket("blocks")).put("ns/a", b"block")
+        await worker.objects(S.pool_bucket("blocks", OWN)).put("ns/a", b"block")
+        with pytest.raises((ApiError, AccessDenied)):
+            await worker.api.call(f"STREAM.CREATE.{TOPOLOGY.blocks(OTHER).name}", {})
+
+
+@pytest.mark.parametrize("kind", POOL_STORES)
+async def test_a_worker_reaches_no_kv_blocks_and_no_embeddings_of_another_pool(guarded: Guarded, kind: str) -> None:
+    """What a block or an embedding was made of can be told from it, and a wrong one would be computed on."""
+    name = S.pool_bucket(kind, OTHER)
+    stream = f"OBJ_{name}"
+    async with await guarded.as_(Login("worker", OTHER)) as victim, await guarded.as_(Login("worker", OWN)) as thief:
+        spec = TOPOLOGY.pool_store(stream)
+        assert spec is not None
+        await ensure_on_demand(victim, spec)
+        await victim.objects(name).put("ns/a", b"block")
+        assert await victim.objects(name).get("ns/a") == b"block"
+        before = await messages(guarded.operator, stream)
+        refused: set[str] = set()
+        thief.core.on_permission_error = refused.add
+        tried = [
+            f"{PARTS_API}.{call}.{stream}" for call in ("DIRECT.GET", "STREAM.MSG.GET", "STREAM.PURGE", "STREAM.MSG.DELETE")
+        ]
+        tried += [f"{PARTS_API}.DIRECT.GET.{stream}.$O.{name}.C.x", f"$O.{name}.C.x", f"$O.{name}.M.x"]
+        for subject in tried:
+            thief.send(subject, b'{"seq": 1}')
+        await thief.barrier()
+        assert len(refused) == len(tried)
+        async with await guarded.as_(Login("worker", OWN)) as again:
+            for reached in (again.objects(name).get("ns/a"), again.objects(name).put("ns/a", b"another")):
+                with pytest.raises(AccessDenied):
+                    await reached
+        assert await messages(guarded.operator, stream) == before
+        assert await victim.objects(name).get("ns/a") == b"block"
+
+
+async def test_a_part_that_was_taken_over_learns_no_names_of_tenants_from_a_streams_description(guarded: Guarded) -> None:
+    """`STREAM.INFO` with a filter lists subjects: waiting tenants, their jobs and results, work of other pools."""
+    operator = guarded.operator
+    for tenant in ("acme", "rival"):
+        await operator.publish(S.result(tenant, "j1"), b"")
+        await operator.publish(S.req(OTHER, "std", tenant), b"")
+    await operator.publish(S.work(OTHER, "w2"), b"")
+    await operator.publish(S.work(OWN, "w1"), b"")
+    assert set(await operator.subject_counts("HR_RESULT", ">")) == {S.result("acme", "j1"), S.result("rival", "j1")}
+    everywhere = [
+        (spec.name, pattern) for spec in TOPOLOGY.all_streams() for pattern in (">", "hr.>", "$KV.>", "$O.>", *spec.subjects)
+    ]
+    for login in (Login("worker", OWN), Login("console")):
+        async with await guarded.as_(login) as part:
+            for stream, pattern in everywhere:
+                if login.role == "console" and pattern.startswith(("hr.req.", "hr.work.", "hr.job.")):
+                    continue  # what it shows: the queues
+                if login.role == "worker" and stream == "HR_WORK":
+                    continue  # names of pools and workers, no tenant's
+                with pytest.raises((ApiError, AccessDenied, TopologyError)):
+                    await part.subject_counts(stream, pattern)
+            with pytest.raises(AccessDenied):
+                await part.request(f"{PARTS_API}.STREAM.INFO.HR_RESULT", b'{"subjects_filter": ">"}', timeout_s=1.0)
+            assert (await part.stream_state("HR_RESULT")).messages == 2
+    async with await guarded.as_(Login("worker", OWN)) as worker:
+        assert await worker.subject_counts("HR_WORK", S.work_filter(OWN)) == {S.work(OWN, "w1"): 1}
 
 
 async def test_an_operator_sees_changes_too(guarded: Guarded) -> None:

@@ -12,7 +12,6 @@ import pytest_asyncio
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import AccessDenied
-from headrace.jetstream.logins.permissions import PARTS_API
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
@@ -44,8 +43,6 @@ WRITES = {
     "the lease of an ingress": "$KV.hr_members.ingress.i1",
     "the drain of a worker beside it": "$KV.hr_state.drained.w2",
     "a prefill job of another pool": S.prefill(OTHER),
-    "a pull of the prefill jobs of another pool": f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_PREFILL.P_{OTHER}",
-    "a pull of the prefill jobs of a worker beside it": f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_PREFILL.P_w2_own",
     "the steward as a worker beside it": BESIDE.steward("hr"),
     "the steward as all workers of the pool": Login("worker", OWN).steward("hr"),
 }

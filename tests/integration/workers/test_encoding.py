@@ -30,6 +30,7 @@ from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.runtime.media_embeddings import MediaOrigin
 
+POOL = "p"
 WORD = "stand-in/1"
 SOON_S = 60.0
 
@@ -53,14 +54,14 @@ class Encoder:
 @asynccontextmanager
 async def encode_worker(connection: Connection, subjects: Subjects, name: str, encoder: Encoder) -> AsyncIterator[None]:
     """What a worker in the role `encode` has of this, at its subject for peers."""
-    server = EncodeServer(encoder, WORD, connection, subjects)
+    server = EncodeServer(encoder, WORD, connection, subjects, pool=POOL)
 
     def on_control(message: Message) -> None:
         job = decode_worker_control(message.data)
         assert isinstance(job, EncodeMedia)
         server.begin(job, lambda answer: connection.send(message.reply, encode(answer)))
 
-    subscription = await connection.subscribe(subjects.peer("p", name), on_control)
+    subscription = await connection.subscribe(subjects.peer(POOL, name), on_control)
     running = asyncio.create_task(server.run())
     await asyncio.sleep(0)
     try:
@@ -86,7 +87,7 @@ class World:
         deps = SourceDeps(
             messaging=self.connection,
             subjects=self.subjects,
-            pool="p",
+            pool=POOL,
             encoder=WORD,
             encoders=lambda: self.encoders,
             wait_s=wait_s,
@@ -109,12 +110,12 @@ class World:
 
     @property
     def store(self) -> Any:
-        return self.connection.objects(self.subjects.bucket(EMBEDDINGS))
+        return self.connection.objects(self.subjects.pool_bucket(EMBEDDINGS, POOL))
 
 
 @pytest_asyncio.fixture
 async def world(connection: Connection, subjects: Subjects) -> World:
-    await ensure_on_demand(connection, Topology(subjects).embeddings())
+    await ensure_on_demand(connection, Topology(subjects).embeddings(POOL))
     return World(connection, subjects)
 
 
@@ -229,7 +230,7 @@ async def test_a_silent_encode_worker_costs_the_wait_and_is_then_left_alone(worl
 
 async def test_a_store_that_is_gone_costs_time_alone(world: World) -> None:
     before = count("embedding_failures", reason="store")
-    await world.connection.api.call(f"STREAM.DELETE.OBJ_{world.subjects.bucket(EMBEDDINGS)}")
+    await world.connection.api.call(f"STREAM.DELETE.OBJ_{world.subjects.pool_bucket(EMBEDDINGS, POOL)}")
     async with encode_worker(world.connection, world.subjects, "e1", Encoder()):
         assert await world.fetch(world.source(wait_s=5.0), media(b"cat")) == {}
     assert count("embedding_failures", reason="store") == before + 1

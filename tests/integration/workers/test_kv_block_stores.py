@@ -27,6 +27,7 @@ from headrace.workers.vllm.tiers.transfers import Limits, Transfers
 from tests.conftest import Connect
 
 SIZE = 300_000  # three chunks of an object
+POOL = "p"
 SOON_S = 60.0  # the machine may be busy
 
 
@@ -37,7 +38,7 @@ def block(seed: int) -> bytes:
 @contextmanager
 def worker(server: EmbeddedServer, subjects: Subjects, *, wait_s: float = SOON_S) -> Iterator[Transfers]:
     """What one worker's engine has of the tier."""
-    store = ObjectBlockStore(ConnectOptions(servers=(server.url,), name="kv", connect_timeout_s=1.0), subjects)
+    store = ObjectBlockStore(ConnectOptions(servers=(server.url,), name="kv", connect_timeout_s=1.0), subjects, pool=POOL)
     made = Transfers(store, size=SIZE, limits=Limits(wait_s=wait_s, write_s=wait_s, pause_s=0.2))
     try:
         yield made
@@ -70,7 +71,7 @@ async def made(server: EmbeddedServer, subjects: Subjects, connect: Connect, **s
     connection = await connect(server)
     topology = Topology(subjects, **sizes)  # type: ignore[arg-type]
     await ensure_topology(connection, topology)
-    await ensure_on_demand(connection, topology.blocks())
+    await ensure_on_demand(connection, topology.blocks(POOL))
     return connection
 
 
@@ -91,10 +92,10 @@ async def test_a_block_of_one_worker_is_loaded_by_another_and_after_a_restart(
 async def test_a_block_that_was_damaged_is_refused_and_goes(
     connection: Connection, nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
-    await ensure_on_demand(connection, Topology(subjects).blocks())
-    objects = connection.objects(subjects.bucket(BLOCKS))
+    await ensure_on_demand(connection, Topology(subjects).blocks(POOL))
+    objects = connection.objects(subjects.pool_bucket(BLOCKS, POOL))
     await objects.put("ns/a", seal("ns/b", block(1)))
-    blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects)
+    blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects, pool=POOL)
     await objects.put("ns/c", block(3))
     info = await objects._info("ns/c")
     assert info is not None
@@ -134,7 +135,7 @@ async def test_a_full_store_drops_its_oldest_blocks_and_takes_new_ones(
                 assert place == (block(number) if name in arrived else bytes(SIZE))
 
     await asyncio.to_thread(work)
-    info = await connection.api.call(f"STREAM.INFO.OBJ_{subjects.bucket(BLOCKS)}")
+    info = await connection.api.call(f"STREAM.INFO.OBJ_{subjects.pool_bucket(BLOCKS, POOL)}")
     assert info["state"]["bytes"] <= 4 * SIZE
 
 
@@ -143,9 +144,9 @@ async def test_a_store_that_refuses_every_block_costs_nothing_but_that(
 ) -> None:
     """The server's disk is full: what is there can still be read."""
     connection = await made(nats_server, subjects, connect)
-    await ensure_on_demand(connection, Topology(subjects).blocks())
-    await connection.objects(subjects.bucket(BLOCKS)).put("ns/a", seal("ns/a", block(1)))
-    stream = f"OBJ_{subjects.bucket(BLOCKS)}"
+    await ensure_on_demand(connection, Topology(subjects).blocks(POOL))
+    await connection.objects(subjects.pool_bucket(BLOCKS, POOL)).put("ns/a", seal("ns/a", block(1)))
+    stream = f"OBJ_{subjects.pool_bucket(BLOCKS, POOL)}"
     config = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
     await connection.api.call(f"STREAM.UPDATE.{stream}", config | {"discard": "new", "max_bytes": SIZE + 20_000})
 
@@ -199,7 +200,7 @@ async def test_a_server_that_is_gone_has_nothing_and_is_used_again_when_it_is_ba
 
 
 async def test_a_server_that_never_was_is_a_failed_store(subjects: Subjects) -> None:
-    blocks = ObjectBlockStore(ConnectOptions(servers=("nats://127.0.0.1:9",), connect_timeout_s=1.0), subjects)
+    blocks = ObjectBlockStore(ConnectOptions(servers=("nats://127.0.0.1:9",), connect_timeout_s=1.0), subjects, pool=POOL)
     for work in (blocks.held(["a"]), blocks.read("a"), blocks.write("a", b""), blocks.remove("a")):
         with pytest.raises(StoreFailed):
             await work
@@ -210,13 +211,13 @@ async def test_the_store_is_made_by_the_first_worker_that_uses_it(
     connection: Connection, nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
     """It sets 4 GiB of the server's disk aside, which a deployment without it keeps."""
-    stream = Topology(subjects).blocks().name
+    stream = Topology(subjects).blocks(POOL).name
     await ensure_topology(connection, Topology(subjects))
     with pytest.raises(ApiError, match="10059"):
         await connection.api.call(f"STREAM.INFO.{stream}")
     assert stream not in {one.stream for one in await plan(connection, Topology(subjects))}
     assert stream not in {one.stream for one in await status(connection, Topology(subjects))}
-    blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects)
+    blocks = ObjectBlockStore(ConnectOptions(servers=(nats_server.url,)), subjects, pool=POOL)
     assert list(await blocks.held(["a"])) == []
     await blocks.write("a", b"block")
     assert await blocks.read("a") == b"block"
@@ -226,7 +227,7 @@ async def test_the_store_is_made_by_the_first_worker_that_uses_it(
 
 async def test_a_server_without_room_for_the_store_is_a_failed_store(tmp_path: Path, subjects: Subjects) -> None:
     with EmbeddedServer(tmp_path, ServerSettings(max_file_store="1GB")) as small:
-        blocks = ObjectBlockStore(ConnectOptions(servers=(small.url,)), subjects)
+        blocks = ObjectBlockStore(ConnectOptions(servers=(small.url,)), subjects, pool=POOL)
         for work in (blocks.held(["a"]), blocks.read("a"), blocks.write("a", os.urandom(10))):
             with pytest.raises(StoreFailed, match="no room"):
                 await work
@@ -235,6 +236,6 @@ async def test_a_server_without_room_for_the_store_is_a_failed_store(tmp_path: P
 
 def test_the_topology_has_a_bounded_store_that_forgets_the_oldest(subjects: Subjects) -> None:
     topology = Topology(subjects)
-    (spec,) = [store for store in topology.object_stores() if store.name == subjects.bucket(BLOCKS)]
+    (spec,) = [store for store in topology.pool_stores(POOL) if store.name == subjects.pool_bucket(BLOCKS, POOL)]
     config = dataclasses.replace(spec).stream().config()
     assert (config["discard"], config["max_bytes"], config["max_age"]) == ("old", 4 << 30, 24 * 3600 * 10**9)

@@ -198,7 +198,7 @@ class ObjectTier(StoreTier):
     def __init__(self, *, access: str, **given: Any) -> None:
         broker = BrokerAccess.read(Path(access))
         options = replace(broker.options, name=f"{broker.options.name or 'worker'}-kv")
-        super().__init__(store=ObjectBlockStore(options, broker.subjects), **given)
+        super().__init__(store=ObjectBlockStore(options, broker.subjects, pool=broker.pool), **given)
         self.locality = Locality.REMOTE
 
 

@@ -1,4 +1,4 @@
-"""Keeps blocks in an object store of the broker, where every worker of the deployment finds them, also after a restart.
+"""Keeps blocks in an object store of the broker, where every worker of the pool finds them, also after a restart.
 
 The server bounds the store: the oldest blocks make room, and none is kept for longer than the store's age. Nothing here waits
 for a server that is gone; the connection, and the store, are made when they are first needed, and again after they have failed.
@@ -21,11 +21,12 @@ from headrace.workers.vllm.tiers.block_store import BlockAbsent, StoreFailed
 
 
 class ObjectBlockStore:
-    """The blocks of a deployment."""
+    """The blocks of a pool."""
 
-    def __init__(self, options: ConnectOptions, subjects: Subjects) -> None:
+    def __init__(self, options: ConnectOptions, subjects: Subjects, *, pool: str) -> None:
         self._options = options
         self._subjects = subjects
+        self._pool = pool
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -68,11 +69,11 @@ class ObjectBlockStore:
             if self._connection is None:
                 connection = await Connection.connect(self._options, subjects=self._subjects)
                 try:
-                    await ensure_on_demand(connection, Topology(self._subjects).blocks())
+                    await ensure_on_demand(connection, Topology(self._subjects).blocks(self._pool))
                 except BaseException:
                     await connection.close()
                     raise
                 self._connection = connection
         if not self._connection.connected:
             raise NotConnected("the broker is gone")
-        return self._connection.objects(self._subjects.bucket(BLOCKS))
+        return self._connection.objects(self._subjects.pool_bucket(BLOCKS, self._pool))

@@ -34,6 +34,7 @@ class Nobody:
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
+        self.consumers: list[str] = []
         self.acked = 0
 
     def pull(self, *_others: Any, **_named: Any) -> Nobody:
@@ -43,7 +44,11 @@ class Nobody:
 
     def add_credit(self, n: int) -> None: ...
 
-    async def ensure_consumer(self, spec: Any) -> None: ...
+    async def ensure_consumer(self, spec: Any) -> None:
+        self.consumers.append(f"made {spec.name}")
+
+    async def delete_consumer(self, _stream: str, name: str) -> None:
+        self.consumers.append(f"deleted {name}")
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         raise NoResponder(subject)
@@ -58,8 +63,9 @@ class Nobody:
         self.acked += 1
 
 
-def prefill(world: Nobody) -> tuple[PrefillServer, HeldPrefill]:
+def prefill(world: Nobody, **secrets: str) -> tuple[PrefillServer, HeldPrefill]:
     deps = WorkerDeps(
+        **secrets,
         messaging=cast("Messaging", world),
         subjects=Subjects("hr"),
         settings=SessionSettings(timing=Timing(retry_s=0.01), prefill_budget_tokens=100),
@@ -123,3 +129,23 @@ async def test_a_worker_that_leaves_refuses_an_answer_that_is_on_its_way_but_not
     async with asyncio.timeout(5):
         await leaving
     assert world.stopped[-1] == "j"
+
+
+@pytest.mark.parametrize(
+    ("secrets", "done"),
+    [
+        ({}, ["made P_p-1_own", "made P_p", "deleted P_p-1_own"]),
+        (
+            {"secret": "own", "pool_secret": "all"},
+            ["deleted P_p", "made P_p-1_own~own", "made P_p~all", "deleted P_p-1_own~own"],
+        ),
+    ],
+    ids=["without-logins", "with-logins"],
+)
+async def test_with_logins_no_consumer_has_a_name_that_can_be_guessed(secrets: dict[str, str], done: list[str]) -> None:
+    """One that has is deleted: the stream takes no other one with its filter, and who guesses its name could pull from it."""
+    world = Nobody()
+    one, _ = prefill(world, **secrets)
+    await one.ensure_consumers()
+    await one.forget_consumer()
+    assert world.consumers == done

@@ -59,7 +59,7 @@ def test_no_login_reaches_another_deployment_or_the_system(login: Login) -> None
         assert not allowed(published(login), subject), subject
         assert not allowed(heard(login), subject), subject
     for call in api_calls(other):
-        if "ZZ" in call and not call.startswith((f"{PARTS_API}.STREAM.INFO", f"{PARTS_API}.CONSUMER.")):
+        if "ZZ" in call and not call.startswith(f"{PARTS_API}.CONSUMER.") and login.role != "ingress":
             assert not allowed(published(login), call), call
 
 
@@ -74,6 +74,35 @@ def test_a_login_of_a_pool_names_no_other_pool(role: str) -> None:
     for mine, foreign in zip(stored_subjects(TOPOLOGY, OWN), stored_subjects(TOPOLOGY, OTHER), strict=True):
         if mine != foreign:
             assert not allowed(published(login), foreign), foreign
+
+
+def test_a_worker_of_a_pool_reads_and_writes_the_kv_blocks_and_embeddings_of_that_pool_only() -> None:
+    lists = permissions(TOPOLOGY, Login("worker", OWN))
+    every = permissions(TOPOLOGY, Login("worker"))
+    for pool in (OWN, OTHER):
+        for store in TOPOLOGY.pool_stores(pool):
+            stream = store.stream().name
+            mine = pool == OWN
+            calls = [f"{PARTS_API}.{call}.{stream}" for call in ("DIRECT.GET", "STREAM.MSG.GET", "STREAM.PURGE")]
+            for subject in (*calls, f"$O.{store.name}.C.abc", f"$O.{store.name}.M.abc"):
+                assert allowed(lists.publish, subject) == mine, subject
+                assert not allowed(every.publish, subject), subject
+            assert allowed(lists.asked, f"STREAM.CREATE.{stream}") == mine
+
+
+@pytest.mark.parametrize("login", [one for one in NOT_OPERATOR if one.role != "ingress"], ids=lambda one: one.name)
+def test_only_an_ingress_asks_the_server_itself_for_subjects_with_tenants(login: Login) -> None:
+    """Those of placed work have none: they are of pools and workers."""
+    for call in api_calls(TOPOLOGY):
+        if ".STREAM.INFO." in call and not (login.role in ("router", "worker") and call.endswith(".HR_WORK")):
+            assert not allowed(published(login), call), call
+
+
+def test_what_a_login_may_have_counted_names_its_own_pool_or_queues_only() -> None:
+    assert permissions(TOPOLOGY, Login("worker", OWN)).counted == ()
+    assert permissions(TOPOLOGY, Login("router", OWN)).counted == (f"hr.req.{OWN}.>",)
+    assert permissions(TOPOLOGY, Login("console")).counted == ("hr.job.>", "hr.req.>", "hr.work.>")
+    assert permissions(TOPOLOGY, Login("batch", "acme")).counted == ()
 
 
 def test_a_worker_of_a_pool_takes_no_work_of_another_one() -> None:

@@ -14,6 +14,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
 ALLOWED = permissions(Topology(Subjects("hr")), Login("worker", "a"))
+ROUTER = permissions(Topology(Subjects("hr")), Login("router", "a"))
 
 
 class FakeApi:
@@ -35,6 +36,8 @@ class FakeApi:
             if subject is None:
                 raise ApiError(ApiFault(404, MESSAGE_NOT_FOUND[0], "no message found"), call)
             return {"message": {"subject": subject, "seq": body["seq"], "data": "cHJvbXB0"}}
+        if call.startswith("STREAM.INFO"):
+            return {"config": {}, "asked": body}
         if call.startswith("CONSUMER.INFO"):
             return {"config": self.consumers[call.rpartition(".")[2]]}
         if call.startswith("CONSUMER.LIST"):
@@ -119,3 +122,31 @@ async def test_what_is_no_such_call_is_not_made(call: str, body: Any) -> None:
 async def test_other_roles_have_no_calls_made(role: Any) -> None:
     with pytest.raises(NotTheirs, match="no such call"):
         await make(FakeApi(), "STREAM.MSG.GET.HR_WORK", {"seq": 1}, permissions(Topology(Subjects("hr")), Login(role)))
+
+
+async def test_a_stream_is_described_with_the_subjects_that_the_login_may_know() -> None:
+    api = FakeApi()
+    assert (await make(api, "STREAM.INFO.HR_RESULT"))["asked"] is None
+    query = {"subjects_filter": "hr.req.a.>", "offset": 0}
+    assert (await make(api, "STREAM.INFO.HR_REQ", query, ROUTER))["asked"] == query
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"subjects_filter": ">"},
+        {"subjects_filter": "hr.>"},
+        {"subjects_filter": "hr.req.>"},
+        {"subjects_filter": "hr.req.*.>"},
+        {"subjects_filter": "hr.req.b.>"},
+        {"subjects_filter": "hr.req.*.std.*"},
+        {"subjects_filter": "hr.result.acme.*"},
+        {"subjects_filter": 1},
+        {"deleted_details": True},
+        [],
+        "hr.req.a.>",
+    ],
+)
+async def test_subjects_with_names_of_others_are_not_listed(query: Any) -> None:
+    with pytest.raises(NotTheirs):
+        await make(FakeApi(), "STREAM.INFO.HR_REQ", query, ROUTER)

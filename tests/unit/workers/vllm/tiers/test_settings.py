@@ -127,7 +127,7 @@ def test_an_engine_with_a_host_tier_alone_may_have_adapters() -> None:
 
 def test_a_store_has_a_wait_and_the_file_by_which_it_is_reached(tmp_path: Path) -> None:
     args = {"kv_host_gib": 1, "kv_store": True}
-    access = BrokerAccess(ConnectOptions(), Subjects())
+    access = BrokerAccess(ConnectOptions(), Subjects(), "p")
     given = EngineConfig(model="m", served_name="m", args=args, broker=access)
     path = prepare_tiers(given, tmp_path)
     assert path is not None
@@ -143,7 +143,7 @@ def test_a_store_has_a_wait_and_the_file_by_which_it_is_reached(tmp_path: Path) 
 
 @pytest.mark.parametrize("args", [{}, {"kv_host_gib": 1}, {"kv_host_gib": 1, "kv_store": False}])
 def test_without_a_store_no_login_is_written(tmp_path: Path, args: dict[str, Any]) -> None:
-    access = BrokerAccess(ConnectOptions(), Subjects())
+    access = BrokerAccess(ConnectOptions(), Subjects(), "p")
     assert prepare_tiers(EngineConfig(model="m", served_name="m", args=args, broker=access), tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
