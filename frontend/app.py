@@ -66,6 +66,10 @@ from headrace.frontend.tracing.build import tracer_of
 from headrace.frontend.tracing.traced_app import TracedApp
 from headrace.frontend.tracing.tracer import Tracer
 from headrace.frontend.transcriptions.api import SpeechApi, Task
+from headrace.frontend.videos.api import PATH as VIDEOS
+from headrace.frontend.videos.api import VideoApi, VideoCreation
+from headrace.frontend.videos.routes import VideoRoutes
+from headrace.frontend.videos.stored_videos import StoredVideos
 from headrace.jetstream.errors import HeadraceError
 
 
@@ -90,8 +94,9 @@ class Stores:
     """The stores of a frontend. Without one of them the routes that need it store nothing.
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
-    Without `jobs` no answer can be durable or made in the background, without `uploads` and `batches` there are no routes over
-    files and batches, without `results` a picture has to fit into a frame. Without `notes` no audit records are made.
+    Without `jobs` no answer can be durable or made in the background, and without it or `records` no video be made, without
+    `uploads` and `batches` there are no routes over files and batches, without `results` a picture or video has to fit into a
+    frame. Without `notes` no audit records are made.
     """
 
     responses: ResponsePort | None = None
@@ -170,6 +175,10 @@ def build_frontend(
     hot["/api/show"] = UnaryEndpoint(ollama_models.show, settings, form=OllamaForm())
     images = ImageApi(model_cache, settings, stores.results)
     hot[IMAGES] = _Gate(GenerationEndpoint(images, port, settings, metrics), lifecycle)
+    video_api = VideoApi(model_cache, settings, stores.results)
+    videos = StoredVideos(records, jobs) if records is not None and jobs is not None else None
+    creation = VideoCreation(video_api, videos, settings)
+    hot[VIDEOS] = _Gate(GenerationEndpoint(creation, port, settings, metrics, takes_form=True), lifecycle)
     pooling = pooling_routes(model_cache, settings)
     for path, api in pooling.items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
@@ -192,6 +201,7 @@ def build_frontend(
         *(FileRoutes(uploads.files, settings, metrics).routes() if uploads is not None else ()),
         *(UploadRoutes(uploads, settings, metrics).routes() if uploads is not None else ()),
         *(BatchRoutes(stores.batches, settings).routes() if stores.batches is not None else ()),
+        *VideoRoutes(videos).routes(),
         *CancelRoute(port).routes(),
         *ollama_models.routes(),
         Route("/v1/models", status.models),
@@ -211,6 +221,7 @@ def build_frontend(
         "/v1/responses": responses_api,
         "/v1/messages": messages_api,
         GENERATE: generate_api,
+        VIDEOS: video_api,
         **pooling,
     }
     renderer = ApiRenderer(

@@ -18,6 +18,7 @@ from headrace.frontend.api_description import (
     server,
     tokens,
     transcriptions,
+    videos,
 )
 from headrace.frontend.api_description.operations import stored_errors
 from headrace.frontend.batches.describe import batch_paths
@@ -25,7 +26,18 @@ from headrace.frontend.batches.schema import SCHEMAS as BATCH_SCHEMAS
 from headrace.frontend.files.describe import file_paths
 from headrace.frontend.files.schema import SCHEMAS as FILE_SCHEMAS
 
-_PARTS = (chats, responses, messages, pooling, images, transcriptions, tokens, ollama, server)  # in the order of the document
+_PARTS = (
+    chats,
+    responses,
+    messages,
+    pooling,
+    images,
+    videos,
+    transcriptions,
+    tokens,
+    ollama,
+    server,
+)  # in the order of the document
 
 
 @cache

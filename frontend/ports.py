@@ -146,6 +146,9 @@ class StoredJobPort(Protocol):
     async def response(self, result: JobResult, /) -> ResultResponse | None:
         """Return the answer of a result; None if there is none. Raises a JetStreamError, WireError."""
 
+    async def drop(self, result: JobResult, /) -> None:
+        """Delete the large answer of a result; the result itself stays. Raises a JetStreamError."""
+
     async def cancel(self, tenant: str, token: str, /) -> None:
         """Cancel a job that a frontend named, and return once it has an end. It tries until it is cancelled."""
 

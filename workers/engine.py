@@ -45,8 +45,8 @@ class DisaggStyle(StrEnum):
     RENDEZVOUS = "rendezvous"  # both sides start at once under a shared room id (SGLang)
 
 
-POOLING_KINDS = frozenset({"embedding", "score", "classify", "image"})
-"""The kinds of requests that compute one result per input: a vector, or a picture. An engine serves these or generates."""
+POOLING_KINDS = frozenset({"embedding", "score", "classify", "image", "video"})
+"""The kinds of requests with one result per input: a vector, a picture or a video. An engine serves these or generates."""
 
 WIDEST_BEAM_SEARCH = 128
 """The most beams that an engine without a limit of its own should declare: the most choices of a request."""
@@ -177,7 +177,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolItem:
-    """An input for which an engine computes a vector, or makes a picture.
+    """An input for which an engine computes a vector, or makes a picture or a video.
 
     `second` is the index at which the second text of a pair begins, for models that mark it. `normalize` None: the model's
     default.
@@ -192,14 +192,14 @@ class PoolItem:
     priority: int = 0
     adapter: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    picture: Picture | None = None  # of task `image`
+    picture: Picture | None = None  # of the tasks `image` and `video`
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """The result of an input, and the number of its tokens that the cache had.
 
-    `vector`: f32 little endian, or for task `image` a picture as the bytes of a PNG file.
+    `vector`: f32 little endian, or the bytes of a file: PNG for task `image`, MP4 for task `video`.
     """
 
     vector: bytes
@@ -364,7 +364,7 @@ class Engine(Protocol):
         """Change the role. The caller makes sure that the engine has no sequences. Raises UnsupportedByEngine."""
 
     async def pool(self, item: PoolItem) -> Pooled:
-        """Compute the vector of an input, or make its picture. Cancelling the call stops the work.
+        """Compute the vector of an input, or make its picture or video. Cancelling the call stops the work.
 
         Only for the kinds in `EngineInfo.kinds`.
 

@@ -13,7 +13,7 @@ SAMPLING = frozenset(
 )
 """Sampling parameters that can have a default of the model's own."""
 
-KINDS = ("chat", "completion", "embedding", "score", "classify", "image")
+KINDS = ("chat", "completion", "embedding", "score", "classify", "image", "video")
 EngineName = Literal["vllm", "sglang", "sim", "trtllm", "diffusion"]
 RoleName = Literal["aggregated", "prefill", "decode", "encode"]
 PrefillMode = Literal["auto", "always", "never"]

@@ -81,6 +81,11 @@ class ResultStore:
         except NOT_DECODED as error:
             raise MalformedMessage(f"object {result.object.name!r} is no response: {error}") from None
 
+    async def drop(self, result: JobResult) -> None:
+        """Delete the object of a result that has one. Raises JetStreamError."""
+        if result.object is not None:
+            await self._objects.delete(result.object.name)
+
     async def commit(self, tenant: str, token: str, result: JobResult) -> JobResult:
         """Store a result unless the job has one, and return the one that stands. It tries until it is cancelled."""
         subject = self._subjects.result(tenant, token)

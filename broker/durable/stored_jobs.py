@@ -51,6 +51,10 @@ class StoredJobs:
         """Return the response of a result, from its object if it has one. Raises JetStreamError, MalformedMessage."""
         return await self._results.response(result)
 
+    async def drop(self, result: JobResult) -> None:
+        """Delete the object of a result that has one; the result itself stays. Raises JetStreamError."""
+        await self._results.drop(result)
+
     async def cancel(self, tenant: str, token: str) -> None:
         """Cancel a job that a frontend named, and return once it has an end. It tries until it is cancelled."""
         await self._canceller.cancel(tenant, token)

@@ -142,11 +142,11 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     calls_before: Tokens = 0  # tool calls in the conversation so far, because some model families number them
 
 
-PoolingTask = Literal["embed", "classify", "image"]
+PoolingTask = Literal["embed", "classify", "image", "video"]
 
 
 class Picture(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A picture to be made from text. None leaves a number to the model.
+    """A picture or a video to be made from text. None leaves a number to the model.
 
     `seed` is that of the first picture of a request, and one more for each that follows.
     """
@@ -158,6 +158,7 @@ class Picture(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     steps: int | None = None
     guidance: float | None = None  # how closely to follow the prompt
     seed: int = 0
+    seconds: int | None = None  # of a video
 
 
 class PoolingInput(msgspec.Struct, frozen=True, array_like=True):

@@ -31,7 +31,7 @@ NOT_SERVED = {
     "/v1/realtime": "realtime sessions",
     "/v1/threads": "threads of assistants",
     "/v1/vector_stores": "vector stores",
-    "/v1/videos": "videos",
+    "/v1/videos": "remixes of videos",
 }
 
 

@@ -11,6 +11,7 @@ from headrace.frontend.errors import MediaTypeRefused
 _JSON = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 _CURL = b"application/x-www-form-urlencoded"
 _FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})
+_EITHER = frozenset({"/v1/videos"})  # a form or JSON
 _OLLAMA = "/api/"
 
 
@@ -26,6 +27,8 @@ def check_body_type(path: str, content_type: bytes | None, *, from_page: bool) -
     elif path.startswith(_OLLAMA) and not from_page and content_type in (None, _CURL):
         return
     kind = (content_type or b"").partition(b";")[0].strip().lower()
+    if kind == b"multipart/form-data" and path in _EITHER:
+        return
     if takes_form(path):
         if kind == b"multipart/form-data":
             return

@@ -14,7 +14,7 @@ _EXACT: dict[str, Scope] = {
         (
             *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/compact", "/v1/messages"),
             *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate", "/api/chat", "/api/generate"),
-            "/v1/images/generations",
+            *("/v1/images/generations", "/v1/videos"),
         ),
         "generate",
     ),
@@ -40,12 +40,14 @@ _EXACT: dict[str, Scope] = {
     "/v1/uploads": "files",
     "/v1/batches": "batches",
 }
+_LISTS = frozenset({"/v1/chat/completions", "/v1/videos"})  # what POST makes there, other methods list
 _BELOW: tuple[tuple[str, Scope], ...] = (
     ("/v1/models/", "models"),
     ("/v1/responses/", "stored"),
     ("/v1/chat/completions/", "stored"),
     ("/v1/conversations/", "stored"),
     ("/v1/streams/", "stored"),
+    ("/v1/videos/", "stored"),
     ("/v1/requests/", "generate"),
     ("/v1/files/", "files"),
     ("/v1/uploads/", "files"),
@@ -59,5 +61,5 @@ def scope_of(method: str, path: str) -> str:
         return OPEN
     scope = _EXACT.get(path)
     if scope is not None:
-        return "stored" if path == "/v1/chat/completions" and method != "POST" else scope
+        return "stored" if path in _LISTS and method != "POST" else scope
     return next((scope for base, scope in _BELOW if path.startswith(base)), ANY)

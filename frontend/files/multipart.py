@@ -45,10 +45,14 @@ FormEvent = FormField | FileBegin | FileData
 
 
 class FormReader:
-    """Reads one form, which has one file in a field of a given name."""
+    """Reads one form, which has a file in a field of a given name."""
 
-    def __init__(self, content_type: str, file_field: str) -> None:
+    def __init__(
+        self, content_type: str, file_field: str, *, needs_file: bool = True, most_field_bytes: int = MAX_FIELD_BYTES
+    ) -> None:
         """Raise MalformedForm if a body of this content type is no form."""
+        self._needs_file = needs_file
+        self._most_field_bytes = most_field_bytes
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
@@ -91,7 +95,7 @@ class FormReader:
         """Check at the end of the body that the form is complete. Raises BadRequest."""
         if not self._ended:
             raise MalformedForm("the form ends before its last boundary")
-        if not self._has_file:
+        if self._needs_file and not self._has_file:
             raise BadRequest(
                 f"missing required parameter: {self._file_field}", param=self._file_field, code="missing_required_parameter"
             )
@@ -129,8 +133,9 @@ class FormReader:
             self._events.append(FileData(data[start:end]))
             return
         self._value += data[start:end]
-        if len(self._value) > MAX_FIELD_BYTES:
-            raise BadRequest(f"field {self._name[:100]!r} has more than {MAX_FIELD_BYTES} bytes", param=self._name[:100])
+        if len(self._value) > self._most_field_bytes:
+            told = f"field {self._name[:100]!r} has more than {self._most_field_bytes} bytes"
+            raise BadRequest(told, param=self._name[:100])
 
     def _end_part(self) -> None:
         if not self._in_file:

@@ -50,7 +50,7 @@ class ImageApi:
         """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         _refuse(request)
-        width, height = _size(request.size)
+        width, height = size_of(request.size)
         model = await self._model_cache.get(request.model)
         model.check_kind("image")
         check_model(exchange.scope, model.card.model)
@@ -94,7 +94,7 @@ def _refuse(request: ImageRequest) -> None:
             raise unsupported(param)
 
 
-def _size(given: str | None) -> tuple[int | None, int | None]:
+def size_of(given: str | None) -> tuple[int | None, int | None]:
     """Return width and height; None is the model's own. Raises BadRequest."""
     if given is None or given == "auto":
         return None, None

@@ -47,6 +47,7 @@ _OPERATIONS = {
     "/api/generate": "text_completion",
     "/inference/v1/generate": "text_completion",
     "/v1/images/generations": "generate_content",
+    "/v1/videos": "generate_content",
     "/v1/audio/transcriptions": "generate_content",
     "/v1/audio/translations": "generate_content",
 }

@@ -22,6 +22,7 @@ ROWS = {
     "kind score": "scores of pairs",
     "kind classify": "classes",
     "kind image": "pictures from text",
+    "kind video": "videos from text",
     "seeds": "seeds",
     "resume": "an answer goes on after a crash",
     "resume_guided": "… in the middle of structured output",

@@ -11,7 +11,7 @@ from headrace.workers.engine import Role
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
 from tests.engine_contract.subject import Subject, emitted, greedy
 
-KINDS = {"chat", "completion", "embedding", "score", "classify", "image"}
+KINDS = {"chat", "completion", "embedding", "score", "classify", "image", "video"}
 
 
 class DescriptionContract:

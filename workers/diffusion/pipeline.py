@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headrace.workers.errors import EngineStartFailed
 
 INDEX = "model_index.json"
 FALLBACK_SIZE = 1024  # pixels, of a pipeline whose configuration says nothing
+FALLBACK_VIDEO = (832, 480)
 
 _VIDEO = ("Video", "Wan", "LTX", "Mochi", "AnimateDiff")
-_NOT_FROM_TEXT = ("Img2Img", "Inpaint", "ControlNet", "Upscale", "Edit", "Kontext", "Image2", "Depth", "Audio")
+_NOT_FROM_TEXT = (
+    *("Img2Img", "Inpaint", "ControlNet", "Upscale", "Edit", "Kontext", "Depth", "Audio"),
+    *("Image2", "ImageTo", "Video2", "VideoTo", "StableVideo", "I2V"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline that makes pictures from text. `size`: pixels of a side where a request does not say."""
+    """A pipeline that makes pictures or videos from text. `width` and `height`: pixels where a request does not say."""
 
     name: str  # the class that diffusers has for it
+    kind: Literal["image", "video"]
     version: str  # of diffusers, as it was saved
     folder: Path
     tokenizer_dir: Path | None  # with a tokenizer.json, if one of its tokenizers has that
-    size: int
+    width: int
+    height: int
 
 
 def read_pipeline(model: str) -> Pipeline:
@@ -36,34 +42,42 @@ def read_pipeline(model: str) -> Pipeline:
     name = index.get("_class_name")
     if not isinstance(name, str):
         raise EngineStartFailed(f"{folder / INDEX} names no pipeline (_class_name)")
-    if any(word in name for word in _VIDEO):
-        raise EngineStartFailed(f"{model!r} is a {name}, which makes videos: these are not served")
+    kind: Literal["image", "video"] = "video" if any(word in name for word in _VIDEO) else "image"
     if any(word in name for word in _NOT_FROM_TEXT):
-        raise EngineStartFailed(f"{model!r} is a {name}, which does not make pictures from text alone")
+        made = "pictures" if kind == "image" else "videos"
+        raise EngineStartFailed(f"{model!r} is a {name}, which does not make {made} from text alone")
     parts = {key: value for key, value in index.items() if not key.startswith("_") and isinstance(value, list) and value[0]}
     if missing := sorted(key for key in parts if not (folder / key).is_dir()):
         raise EngineStartFailed(f"{model!r} is not complete: {INDEX} names {', '.join(missing)}, of which there is no folder")
     tokenizers = sorted(key for key in parts if key.startswith("tokenizer") and (folder / key / "tokenizer.json").is_file())
+    width, height = _size(folder, kind)
     return Pipeline(
         name=name,
+        kind=kind,
         version=str(index.get("_diffusers_version", "")),
         folder=folder,
         tokenizer_dir=folder / tokenizers[0] if tokenizers else None,
-        size=_size(folder),
+        width=width,
+        height=height,
     )
 
 
-def _size(folder: Path) -> int:
-    """Return the size that the model was trained for: that of its latents times the scale of its VAE."""
+def _size(folder: Path, kind: Literal["image", "video"]) -> tuple[int, int]:
+    """Return the width and height that the model was trained for: those of its latents times the scale of its VAE."""
     for part in ("unet", "transformer"):
         if (path := folder / part / "config.json").is_file():
-            latents = _read(path).get("sample_size")
-            if isinstance(latents, int) and not isinstance(latents, bool) and 0 < latents <= 1024:
+            about = _read(path)
+            width, height = (about.get(f"sample_{side}", about.get("sample_size")) for side in ("width", "height"))
+            if isinstance(width, int) and isinstance(height, int) and _is_side(width) and _is_side(height):
                 vae = folder / "vae" / "config.json"
                 channels = _read(vae).get("block_out_channels") if vae.is_file() else None
                 scale = 2 ** (len(channels) - 1) if isinstance(channels, list) and 0 < len(channels) < 8 else 8
-                return latents * scale
-    return FALLBACK_SIZE
+                return width * scale, height * scale
+    return (FALLBACK_SIZE, FALLBACK_SIZE) if kind == "image" else FALLBACK_VIDEO
+
+
+def _is_side(latents: int) -> bool:
+    return latents is not True and 0 < latents <= 1024
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,8 +17,12 @@ class DiffusionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     backend: Literal["stand-in"] = "stand-in"
     steps: Annotated[int, Meta(ge=1, le=1000)] = 4  # where a request does not say
     step_s: Annotated[float, Meta(ge=0, le=60)] = 0.05  # duration of a step of the stand-in
-    slots: Annotated[int, Meta(ge=1, le=64)] = 1  # pictures that are made at once
+    slots: Annotated[int, Meta(ge=1, le=64)] = 1  # pictures or videos that are made at once
     max_pixels: Annotated[int, Meta(ge=64 * 64, le=1 << 26)] = 2048 * 2048  # of one picture
+    seconds: Annotated[int, Meta(ge=1, le=120)] = 4  # of a video, where a request does not say
+    fps: Annotated[int, Meta(ge=1, le=60)] = 8  # frames of a video in a second
+    max_seconds: Annotated[int, Meta(ge=1, le=120)] = 12
+    max_video_pixels: Annotated[int, Meta(ge=64 * 64, le=1 << 26)] = 1 << 25  # of all frames together
     max_steps: Annotated[int, Meta(ge=1, le=1000)] = 200
 
 

@@ -14,13 +14,13 @@ from headrace.broker.messages import Picture
 COMMENT = "A test picture of Headrace's stand-in for diffusion engines. No model has computed it."
 
 
-def paint(picture: Picture, *, width: int, height: int) -> bytes:
-    """Return a picture as the bytes of a PNG file. Everything in `picture` counts."""
+def paint(picture: Picture, *, width: int, height: int, phase: float = 0.0) -> bytes:
+    """Return a picture as the bytes of a PNG file. Everything in `picture` counts. `phase` moves the waves, once round at 1."""
     digest = blake2b(encode([encode(picture), width, height]), digest_size=48).digest()
     drawn = np.frombuffer(digest, dtype="<u4").astype(np.float64) / 2**32
     y, x = np.mgrid[0:height, 0:width].astype(np.float64) / max(width, height)
     bands = [
-        127.5 * (1 + np.sin(2 * np.pi * ((1 + 4 * a) * x + (1 + 4 * b) * y + c + d * x * y)))
+        127.5 * (1 + np.sin(2 * np.pi * ((1 + 4 * a) * x + (1 + 4 * b) * y + c + phase + d * x * y)))
         for a, b, c, d in drawn.reshape(3, 4)
     ]
     return _png(np.stack(bands, axis=-1).astype(np.uint8).tobytes(), width, height)

@@ -7,4 +7,4 @@ from headrace.workers.engine_support import EngineSupport, words
 
 ABILITIES = Capabilities(resume=False, seeds=False)
 
-SUPPORT = EngineSupport(name="diffusion", title="diffusion (stand-in)", words=words(ABILITIES, ("image",)))
+SUPPORT = EngineSupport(name="diffusion", title="diffusion (stand-in)", words=words(ABILITIES, ("image", "video")))

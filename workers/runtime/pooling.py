@@ -1,4 +1,4 @@
-"""Runs pooling jobs: every input without a result goes to the engine, and its vector or picture ends its choice.
+"""Runs pooling jobs: every input without a result goes to the engine, and its vector, picture or video ends its choice.
 
 All inputs of a job are given to the engine at once; the engine chooses their order. A resumed job runs only the inputs without
 an end; the others are not computed again.
@@ -28,7 +28,7 @@ from headrace.workers.runtime.watchdog import Watchdog
 
 log = structlog.get_logger()
 
-_NEEDED = {"embed": ("embedding",), "classify": ("classify", "score"), "image": ("image",)}
+_NEEDED = {"embed": ("embedding",), "classify": ("classify", "score"), "image": ("image",), "video": ("video",)}
 
 
 class Pooler(Protocol):
@@ -170,8 +170,8 @@ def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
     if len(pooling.inputs) != len(run.choices):
         raise RequestInvalid(f"{len(pooling.inputs)} inputs for {len(run.choices)} choices", param="input")
     picture = pooling.picture
-    if pooling.task == "image" and picture is None:
-        raise RequestInvalid("a picture needs a prompt", param="prompt")
+    if pooling.task in ("image", "video") and picture is None:
+        raise RequestInvalid(f"a task {pooling.task!r} needs a prompt", param="prompt")
     items = {}
     for index, given in enumerate(pooling.inputs):
         if run.choices[index].settled:

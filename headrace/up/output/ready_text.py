@@ -42,7 +42,21 @@ _IMAGE = """
     -d '{{"model": "{model}", "prompt": "A river at dawn", "size": "256x256"}}' \\
     | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["b64_json"])' | base64 -d > river.png
 """
-_EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify": _CLASSIFY, "image": _IMAGE}  # first that fits
+_VIDEO = """
+  curl {url}/v1/videos -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "prompt": "A river at dawn", "seconds": "4"}}'
+  curl {url}/v1/videos                             # how it stands
+  curl {url}/v1/videos/ID/content -o river.mp4     # once it is completed
+"""
+_EXAMPLES = {
+    "chat": _CHAT,
+    "embedding": _EMBEDDING,
+    "score": _SCORE,
+    "classify": _CLASSIFY,
+    "image": _IMAGE,
+    "video": _VIDEO,
+}
+"""The first kind that fits decides."""
 
 
 def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = (), console: str = "") -> str:

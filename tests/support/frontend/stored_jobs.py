@@ -45,6 +45,7 @@ class MemoryJobs:
         self.results: dict[tuple[str, str], JobResult] = {}
         self.more: dict[tuple[str, str], asyncio.Event] = defaultdict(asyncio.Event)
         self.ended = asyncio.Event()
+        self.dropped: list[str] = []
         self._counts: dict[tuple[str, str, str], int] = defaultdict(int)
 
     # as the port has it
@@ -71,6 +72,9 @@ class MemoryJobs:
 
     async def response(self, result: JobResult) -> ResultResponse | None:
         return result.response
+
+    async def drop(self, result: JobResult) -> None:
+        self.dropped.append(result.id)
 
     async def cancel(self, tenant: str, token: str) -> None:
         if not any(decoded(message).kind == "end" for message in self.entries[tenant, token]):

@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.messages import Picture
+from headrace.frontend.videos.writer import measures
 from headrace.workers.diffusion.engine import DiffusionEngine
-from headrace.workers.diffusion.stand_in import COMMENT
+from headrace.workers.diffusion.stand_in import COMMENT, paint
 from headrace.workers.diffusion.support import SUPPORT
 from headrace.workers.engine import Engine, EngineConfig, PoolItem, Role
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
@@ -45,7 +46,7 @@ class TestDiffusion(DescriptionContract, OperationsContract, HealthContract):
 
 
 def test_nothing_else_is_declared() -> None:
-    assert SUPPORT.words == {"kind image", "role aggregated"}
+    assert SUPPORT.words == {"kind image", "kind video", "role aggregated"}
 
 
 def item(number: int = 0, **options: Any) -> PoolItem:
@@ -119,3 +120,70 @@ async def test_a_wrong_setting_ends_the_start_and_is_named(tmp_path: Path, args:
         await DiffusionEngine().start(config(tmp_path, **args), lambda _: None)
     with pytest.raises(EngineStartFailed, match="no role 'prefill'"):
         await DiffusionEngine().start(EngineConfig(model="m", served_name="m", role=Role.PREFILL), lambda _: None)
+
+
+def film(number: int = 0, **options: Any) -> PoolItem:
+    given: dict[str, Any] = {"prompt": "a river", "seconds": 1, **options}
+    return PoolItem(id=f"f{number}", task="video", token_ids=[1, 2], picture=Picture(**given))
+
+
+@pytest_asyncio.fixture
+async def studio(tmp_path: Path) -> AsyncIterator[Subject]:
+    """An engine that makes videos."""
+    folder = pipeline(tmp_path, name="WanPipeline")
+    made = EngineConfig(model=str(folder), served_name="videos", args={"step_s": 0})
+    async with started(DiffusionEngine, made, SUPPORT, Means(kill=kill)) as subject:
+        yield subject
+
+
+class TestFilming(DescriptionContract, OperationsContract, HealthContract):
+    """The stand-in with a pipeline for videos."""
+
+    @pytest_asyncio.fixture
+    async def subject(self, studio: Subject) -> Subject:
+        return studio
+
+
+async def test_a_video_is_a_function_of_what_was_asked_for_and_common_libraries_read_it(
+    studio: Subject, tmp_path: Path
+) -> None:
+    first = (await studio.engine.pool(film())).vector
+    assert measures(first) == (128, 128, 1.0), "the pipeline's own size"
+    assert COMMENT.encode() in first, "a test video says what it is"
+    assert (await studio.engine.pool(film(1))).vector == first
+    for change in ({"prompt": "a sea"}, {"seed": 1}, {"negative_prompt": "a boat"}, {"seconds": 2}):
+        assert (await studio.engine.pool(film(2, **change))).vector != first
+    assert measures((await studio.engine.pool(film(3, width=64, height=96, seconds=None))).vector) == (64, 96, 4.0)
+    cv2 = pytest.importorskip("cv2", reason="the reader of videos that vLLM brings")
+    numpy = pytest.importorskip("numpy")
+    (tmp_path / "x.mp4").write_bytes(first)
+    video = cv2.VideoCapture(str(tmp_path / "x.mp4"))
+    for number in range(8):
+        read, frame = video.read()
+        assert read
+        picture = paint(Picture(prompt="a river", seconds=1), width=128, height=128, phase=number / 8)
+        assert (frame == cv2.imdecode(numpy.frombuffer(picture, numpy.uint8), cv2.IMREAD_COLOR)).all()
+    assert not video.read()[0], "a second of eight frames"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"seconds": 13}, "seconds"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": 12, "width": 1024, "height": 1024}, "seconds"),
+        ({"width": 2056, "height": 2048}, "size"),
+        ({"steps": 201}, "num_inference_steps"),
+    ],
+)
+async def test_what_is_too_much_of_a_video_is_refused_by_name(studio: Subject, options: dict[str, int], param: str) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        await studio.engine.pool(film(**options))
+    assert caught.value.param == param
+
+
+async def test_an_engine_of_pictures_makes_no_videos_and_one_of_videos_no_pictures(subject: Subject, studio: Subject) -> None:
+    with pytest.raises(UnsupportedByEngine, match="makes images"):
+        await subject.engine.pool(film())
+    with pytest.raises(UnsupportedByEngine, match="makes videos"):
+        await studio.engine.pool(item())

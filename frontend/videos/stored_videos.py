@@ -1,0 +1,183 @@
+"""Keeps videos: a record of each, which its tenant can list, and the job that makes it, whose result has the file."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace.broker.durable.publisher import NewJob
+from headrace.broker.errors import DeadlineExceeded
+from headrace.broker.messages import JobResult
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.ports import RecordPort, StoredJobPort
+from headrace.frontend.videos.schema import VideoAnswer, VideoFault, VideoObject, VideoRecord
+from headrace.jetstream.errors import HeadraceError, ObjectNotFound
+
+log = structlog.get_logger()
+
+KIND = "video"
+PREFIX = "video_"
+MAX_ID = 160
+KEPT_S = 16 * 86_400.0  # life of a result, as the topology has it
+END_S = 30.0  # from the cancellation of a job to its end
+READS_AT_ONCE = 16
+
+_record = msgspec.json.Decoder(VideoRecord)
+_answer = msgspec.json.Decoder(VideoAnswer)
+
+
+class VideoUnknown(FrontendError, status=404, code="video_not_found"):
+    """No such video is stored for this tenant."""
+
+
+class VideoNotReady(FrontendError, status=404, code="video_not_ready"):
+    """The video has no file, or none yet."""
+
+
+class VideoGone(FrontendError, status=410, code="video_expired"):
+    """The file of the video is not stored any more."""
+
+
+class StoredVideos:
+    """The videos of all tenants. A record says how a video ended once it was read after the end of its job."""
+
+    def __init__(self, records: RecordPort, jobs: StoredJobPort) -> None:
+        self._records = records
+        self._jobs = jobs
+
+    async def create(self, tenant: str, record: VideoRecord, job: NewJob) -> None:
+        """Store a queued video, and then its job. Raises ResponseNotStored, an AdmissionError."""
+        await self._records.put(KIND, tenant, record.video.id, msgspec.json.encode(record))
+        try:
+            await self._jobs.publish(job)
+        except HeadraceError:
+            with contextlib.suppress(HeadraceError):
+                await self._records.delete(KIND, tenant, record.video.id)
+            raise
+
+    async def get(self, tenant: str, name: str) -> VideoObject:
+        """Return a video as it stands. Raises VideoUnknown, a JetStreamError."""
+        return await self._current(tenant, await self._read(tenant, name))
+
+    async def all(self, tenant: str) -> list[VideoObject]:
+        """Return the videos of a tenant as they are stored, the oldest first. Raises a JetStreamError."""
+        found = [_record.decode(value).video for value in await self._records.list(KIND, tenant)]
+        return sorted(found, key=lambda video: (video.created_at, video.id))
+
+    async def current(self, tenant: str, videos: list[VideoObject]) -> list[VideoObject]:
+        """Return some videos as they stand, without those that were deleted meanwhile. Raises a JetStreamError."""
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def one(video: VideoObject) -> VideoObject | None:
+            if video.status in ("completed", "failed"):
+                return video
+            async with gate:
+                with contextlib.suppress(VideoUnknown):
+                    return await self.get(tenant, video.id)
+                return None
+
+        return [video for video in await asyncio.gather(*map(one, videos)) if video is not None]
+
+    async def content(self, tenant: str, name: str) -> bytes:
+        """Return the file of a video. Raises VideoUnknown, VideoNotReady, VideoGone, a JetStreamError."""
+        record = await self._read(tenant, name)
+        video = await self._current(tenant, record)
+        if video.status != "completed":
+            raise VideoNotReady(f"the video {name!r} is {video.status}; only a completed one has a file", param="video_id")
+        result = await self._jobs.known(tenant, record.job)
+        answer = await self._answer(result) if result is not None else None
+        if answer is None:
+            raise VideoGone(f"the file of the video {name!r} is not stored any more", param="video_id")
+        return await asyncio.to_thread(binascii.a2b_base64, answer.b64_json)
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Delete a video, and cancel one that is still made. Raises VideoUnknown, DeadlineExceeded, a JetStreamError."""
+        record = await self._read(tenant, name)
+        result = await self._jobs.known(tenant, record.job)
+        if result is None:
+            try:
+                async with asyncio.timeout(END_S):
+                    await self._jobs.cancel(tenant, record.job)
+                    result = await self._jobs.result(tenant, record.job)
+            except TimeoutError:
+                raise DeadlineExceeded(f"video {name!r} could not be cancelled in time; it may still be") from None
+        await self._jobs.drop(result)
+        await self._records.delete(KIND, tenant, name)
+
+    async def _read(self, tenant: str, name: str) -> VideoRecord:
+        value = await self._records.get(KIND, tenant, name) if len(name) <= MAX_ID else None
+        if value is None:
+            raise VideoUnknown(f"there is no video {name[:MAX_ID]!r}", param="video_id")
+        return _record.decode(value)
+
+    async def _current(self, tenant: str, record: VideoRecord) -> VideoObject:
+        video = record.video
+        if video.status in ("completed", "failed"):
+            return video
+        result = await self._jobs.known(tenant, record.job)
+        if result is not None:
+            return await self._close(tenant, await self._ended(video, result))
+        if time.time() > record.until + KEPT_S:
+            fault = VideoFault(code="video_expired", message="nobody asked after this video while its result was stored")
+            return await self._close(tenant, msgspec.structs.replace(video, status="failed", error=fault))
+        begun = await self._jobs.begun(tenant, record.job)
+        return msgspec.structs.replace(video, status="in_progress") if begun else video
+
+    async def _ended(self, video: VideoObject, result: JobResult) -> VideoObject:
+        """Return a video whose job has this result."""
+        if result.status != "done":
+            return msgspec.structs.replace(video, status="failed", error=await self._fault(result))
+        answer = await self._answer(result)
+        found: dict[str, Any] = {} if answer is None else {"size": answer.size, "seconds": answer.seconds}
+        return msgspec.structs.replace(
+            video,
+            status="completed",
+            progress=100,
+            completed_at=int(result.finished),
+            expires_at=int(result.finished + KEPT_S),
+            **found,
+        )
+
+    async def _close(self, tenant: str, video: VideoObject) -> VideoObject:
+        """Store how a video has ended, unless it was deleted meanwhile, and return it."""
+        log.info("video.closed", video=video.id, status=video.status)
+        with contextlib.suppress(HeadraceError):  # the next reader tries again
+            await self._records.change(
+                KIND,
+                tenant,
+                video.id,
+                lambda value: msgspec.json.encode(msgspec.structs.replace(_record.decode(value), video=video)),
+            )
+        return video
+
+    async def _answer(self, result: JobResult) -> VideoAnswer | None:
+        """Return the answer of a job, None if it is not stored any more. Raises a JetStreamError."""
+        try:
+            response = await self._jobs.response(result)
+        except ObjectNotFound:
+            return None
+        return None if response is None else await asyncio.to_thread(_answer.decode, response.body)
+
+    async def _fault(self, result: JobResult) -> VideoFault:
+        if result.error is not None:
+            return VideoFault(code=result.error.code, message=result.error.message)
+        response = await self._jobs.response(result)
+        refusal = _Refusal() if response is None else msgspec.json.decode(response.body, type=_Refusal)
+        return VideoFault(
+            code=refusal.error.code or "server_error", message=refusal.error.message or "the video could not be made"
+        )
+
+
+class _Words(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Words = msgspec.field(default_factory=_Words)
