@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +35,12 @@ WORKLOADS = (
     Workload(streams=16, requests=32, tokens=64, model=NAME),
 )
 SETTLE_S = 0.5
+
+
+def workload(text: str) -> Workload:
+    """Read "8x24x32": streams, requests and tokens. Raises ValueError."""
+    streams, requests, tokens = map(int, text.split("x"))
+    return Workload(streams=streams, requests=requests, tokens=tokens, model=NAME)
 
 
 def tokens_per_s(workload: Workload, outcome: Outcome) -> float:
@@ -55,9 +63,12 @@ async def one(port: int, workload: Workload, first: int) -> Outcome:
 
 
 async def measure(
-    ports: Sequence[int], workloads: Sequence[Workload], rounds: int
+    ports: Sequence[int], workloads: Sequence[Workload], rounds: int, *, until: float = math.inf
 ) -> dict[Workload, list[tuple[Outcome, Outcome]]]:
-    """`ports`: of Headrace and of the engine's own server. Returns what both gave in each round, in this order."""
+    """`ports`: of Headrace and of the engine's own server. Returns what both gave in each round, in this order.
+
+    `until`: begin no round after this time of `time.monotonic`.
+    """
     first = 0
     for workload in workloads:
         for port in ports:
@@ -65,6 +76,8 @@ async def measure(
         first += workload.requests
     found: dict[Workload, list[tuple[Outcome, Outcome]]] = {workload: [] for workload in workloads}
     for turn in range(rounds):
+        if time.monotonic() > until:
+            break
         for workload, pairs in found.items():
             if turn % 2:
                 own = await one(ports[1], workload, first)
@@ -110,9 +123,12 @@ def main() -> None:
     parser.add_argument("--engine-arg", action="append", default=[], metavar="NAME=VALUE", help="given to both")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--first", type=int, default=len(WORKLOADS), help="how many of the workloads, from the lightest on")
+    parser.add_argument("--workload", action="append", type=workload, metavar="STREAMSxREQUESTSxTOKENS", help="in their place")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after so many seconds")
     options = parser.parse_args()
     arguments = [part for arg in options.engine_arg for part in ("--engine-arg", arg)]
     ports = [choose_port("127.0.0.1", 0) for _ in range(2)]
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         named = ("--model", options.model, "--served-name", NAME)
         deployment = Deployment(
@@ -128,9 +144,11 @@ def main() -> None:
         log = Path(folder) / "own.log"
         with deployment, own_server(options.engine, options.model, ports[1], ["--served-name", NAME, *arguments], log):
             deployment.until("router.ready")
-            found = uvloop.run(measure(ports, WORKLOADS[: options.first], options.rounds))
-    for workload, pairs in found.items():
-        print(json.dumps(row(workload, pairs)))
+            workloads = options.workload or WORKLOADS[: options.first]
+            found = uvloop.run(measure(ports, workloads, options.rounds, until=begun + options.seconds))
+    for one_workload, pairs in found.items():
+        if pairs:
+            print(json.dumps(row(one_workload, pairs)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.engines.own_servers sglang --model FOLDER --port 8001 --engine-arg dtype=bfloat16
 
-It has none of what a worker of Headrace adds: no KV events, no metrics of the engine, no second process for HTTP.
+It has none of what a worker of Headrace adds: no KV events, no second process for HTTP.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _run_sglang(config: EngineConfig, port: int) -> None:
     from sglang.srt.server_args import ServerArgs
 
     given = settings.server_args(config, cpu=cpu) | {"host": "127.0.0.1", "port": port}
-    launch_server(ServerArgs(**given | {"incremental_streaming_output": False, "enable_metrics": False}))
+    launch_server(ServerArgs(**given | {"incremental_streaming_output": False}))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.client import Outcome, Workload
-from benchmarks.engines.engine_pair import row
+from benchmarks.engines.engine_pair import NAME, row, workload
 
 WORKLOAD = Workload(streams=2, requests=10, tokens=8)
 
@@ -26,3 +26,9 @@ def test_ratios_and_differences_are_of_one_round_each() -> None:
 def test_one_round_is_its_own_median() -> None:
     found = row(WORKLOAD, [(outcome(2.0, 0.020), outcome(1.0, 0.015))])
     assert found["ratio"] == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_a_workload_is_read_as_streams_requests_and_tokens() -> None:
+    assert workload("8x24x32") == Workload(streams=8, requests=24, tokens=32, model=NAME)
+    with pytest.raises(ValueError, match="unpack"):
+        workload("8x24")
