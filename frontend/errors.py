@@ -215,6 +215,10 @@ class SigningKeysUnusable(FrontendError, code="signing_keys_unusable"):
     """The keys of the identity provider cannot be used."""
 
 
+class MediaDecodingUnusable(FrontendError, code="media_decoding_unusable"):
+    """Images cannot be decoded here: the package for it is not installed."""
+
+
 class TracingUnusable(FrontendError, code="tracing_unusable"):
     """Spans cannot be sent: the address is none, or OpenTelemetry is not installed."""
 

@@ -207,6 +207,9 @@ class FrontendSettings:
     media_private: Annotated[bool, Setting("Fetch media from private and loopback addresses, too: for tests.")] = (
         False  # link-local addresses as well
     )
+    media_decode: Annotated[
+        bool, Setting("Send images to workers as pixels, decoded here, so that no worker has to.", "--media-decode")
+    ] = False
     media_max_bytes: Annotated[int, Setting("Largest media item.", least=1, metavar="BYTES")] = 20 * 1024 * 1024
     media_max_total_bytes: Annotated[
         int, Setting("Largest size of all media items of a request together.", least=1, metavar="BYTES")

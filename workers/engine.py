@@ -112,6 +112,7 @@ class EngineInfo:
     adapters: tuple[str, ...] = ()  # served besides the base model
     handover: str = ""  # hand-over method, for example "vllm/push"; only engines with equal methods can hand over; empty = none
     lease_s: float = 0.0  # seconds for which a prefill engine keeps offered blocks that no decode engine fetches
+    lends: bool = False  # on the decode side it lets a prefill engine read the prefix of a prompt that it has cached
     address: str = ""  # address for the decode side of a rendezvous
     prefill_samples: bool = False  # in a hand-over the prefill side's token is the answer's first, so it has to sample as asked
     transfer_card: bytes = b""  # lets engines of other workers reach this engine's memory (`Engine.meet`); some KB at most
@@ -137,9 +138,13 @@ class Handover:
 
     Neither side checks the age of the parameters: the worker that hands them over has just confirmed them with the prefill
     side.
+
+    `lend`: the decode side has a prefix of the prompt in its cache (`EngineInfo.lends`). The sequence is that prefix and a
+    token more, and ends as a prefill does; its parameters are those of the prefill side's sequence, which reads these blocks if
+    its engine can, and computes them otherwise. `Output.extra["remote_tokens"]` is how many tokens it has read.
     """
 
-    kind: Literal["prefill", "decode"]
+    kind: Literal["prefill", "decode", "lend"]
     params: Mapping[str, Any] | None = None
     room: int | None = None
     peer: str | None = None

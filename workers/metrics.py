@@ -61,6 +61,14 @@ PREFILL_FAILURES = Counter(
     "headrace_worker_prefill_failures_total", "Prompts that another worker was to compute, and did not", ["reason"]
 )
 PREFILLED_TOKENS = Counter("headrace_worker_prefilled_tokens_total", "Prompt tokens of jobs of the prefill queue", ["kind"])
+PREFIX_READS = Counter(
+    "headrace_worker_prefix_reads_total",
+    "Prefixes that decode workers lent to this prefill worker: read, not needed or not readable here, or the read failed",
+    ["outcome"],
+)
+PREFIX_LOANS = Counter(
+    "headrace_worker_prefix_loans_total", "Prefixes in this decode worker's cache that prefill workers may read", ["outcome"]
+)
 HANDOVER_S = Histogram(
     "headrace_worker_handover_seconds",
     "Parts of a remote prefill: in the queue, in the prefill engine, and from its blocks being ready to the first token here",

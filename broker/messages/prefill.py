@@ -41,6 +41,7 @@ class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
     payload: bytes = b""
     spill: Spill | None = None
     rank: Rank | None = None  # data-parallel rank of the prefill worker; None = its engine chooses
+    prefix: dict[str, Any] | None = None  # opaque parameters of a prefix that the decode worker's engine lends
 
 
 # To the decode worker, which answers with PrefillVerdict:
@@ -62,6 +63,7 @@ class PrefillDone(Record, frozen=True, omit_defaults=True, kw_only=True, tag_fie
     params: dict[str, Any] | None = None  # opaque transfer parameters for the decode worker's engine
     cached: Tokens = 0  # tokens found in the prefill worker's cache
     computed: Tokens = 0  # tokens that it computed
+    read: Tokens = 0  # tokens that it read from the decode worker's engine
     queued_s: Seconds = 0.0  # time from the job's creation until the engine received it
     took_s: Seconds = 0.0  # time in the engine
     fault: JobFault | None = None

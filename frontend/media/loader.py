@@ -15,6 +15,7 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.media import metrics
 from headrace.frontend.media.addresses import Forbidden
 from headrace.frontend.media.client import FetchFailed, TooLarge
+from headrace.frontend.media.decode import ImageDecoder
 from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve, system_resolver
 from headrace.frontend.media.inline import Malformed, TooMuch, decode_base64, decode_data_url
 from headrace.frontend.media.parts import MediaPart
@@ -28,8 +29,9 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """A loaded item. `digest` is a 64-bit BLAKE2b of the bytes, so the same bytes have the same digest everywhere. `content` is
-    another one of 128 bits, in hex, under which engines keep what they have computed of the item.
+    """A loaded item. `digest` is a 64-bit BLAKE2b of the bytes that came, so the same bytes have the same digest everywhere,
+    decoded (`data`) or not. `content` is another one of 128 bits, in hex, under which engines keep what they have computed of
+    the item.
 
     The faster xxh3 of block hashes would not be safe: a client that knows an image could make another one with the same digest,
     and the cache of a shared engine would answer about the wrong one.
@@ -58,6 +60,7 @@ class MediaLoader:
             private=settings.media_private,
             any_port=bool(settings.media_domains) or settings.media_private,  # an operator knows the domains that he names
         )
+        self._decoder = ImageDecoder(max_bytes=settings.media_max_bytes) if settings.media_decode else None
         self._fetcher = Fetcher(limits, resolve or system_resolver(names), at_once=settings.media_fetches)
 
     async def load(self, parts: Sequence[MediaPart]) -> list[MediaItem]:
@@ -99,6 +102,14 @@ class MediaLoader:
         loop = asyncio.get_running_loop()
         digest, content = await loop.run_in_executor(self._threads, lambda: (content_digest(data), content_name(data)))
         metrics.BYTES.labels(part.kind).inc(len(data))
+        if self._decoder is not None and part.kind == "image":
+            decoder, given = self._decoder, data
+            media_type, data = await loop.run_in_executor(self._threads, lambda: decoder.decode(media_type, given))
+            try:
+                budget.take(max(0, len(data) - len(given)))
+            except TooMuch as error:
+                data = given = b""
+                raise _refusal(part, str(error), "media_too_large") from None
         return MediaItem(part.kind, media_type, data, digest, part.param, content)
 
     async def _bytes(self, part: MediaPart) -> bytes:

@@ -7,6 +7,9 @@ from headrace.loop_metrics import Counter, Histogram
 ITEMS = Counter("headrace_frontend_media_items", "Media items of requests by kind and where they came from", ["kind", "source"])
 BYTES = Counter("headrace_frontend_media_bytes", "Bytes of media items by kind", ["kind"])
 REFUSED = Counter("headrace_frontend_media_refused", "Media items that were refused, by error code", ["code"])
+DECODED = Counter(
+    "headrace_frontend_media_decoded", "Images with frontend.media_decode: decoded, or left to the worker", ["outcome"]
+)
 FETCH_S = Histogram(
     "headrace_frontend_media_fetch_seconds",
     "From a media URL to its bytes, waiting for a free place included",

@@ -18,6 +18,7 @@ ELSEWHERE = frozenset(
         "signing_keys_unusable",
         "audit_unusable",
         "tracing_unusable",
+        "media_decoding_unusable",
         "model_served",
         "server_error",
         "refused",

@@ -11,6 +11,7 @@ from headrace.broker.protocol.run import Run
 from headrace.workers.engine import EngineInfo, Role
 from headrace.workers.handover.decision import Situation, decide
 from headrace.workers.handover.decode_side import HandoverDeps, HandoverSettings, LastHandover, RemotePrefillRun, pick
+from headrace.workers.handover.prefix_lending import PrefixLender
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.settings import WorkerSettings
 
@@ -18,7 +19,7 @@ from headrace.workers.settings import WorkerSettings
 class HandoverCoordinator:
     """Implements `headrace.workers.runtime.runs.RemotePrefills`."""
 
-    def __init__(self, deps: HandoverDeps, settings: WorkerSettings, *, role: Callable[[], str]) -> None:
+    def __init__(self, deps: HandoverDeps, settings: WorkerSettings, *, role: Callable[[], str], lender: PrefixLender) -> None:
         """`role` returns the present role."""
         self._deps = deps
         self._client = deps.client
@@ -26,6 +27,7 @@ class HandoverCoordinator:
         self._settings = settings
         self._role = role
         self._last = LastHandover()
+        self._lender = lender
 
     def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision:
         """Decide where the prompt of these choices of a run is computed."""
@@ -59,6 +61,7 @@ class HandoverCoordinator:
             self._deps,
             settings=HandoverSettings(wait_s=self._settings.prefill_wait_s, transfer_s=self._settings.transfer_timeout_s),
             last=self._last,
+            lender=self._lender,
         )
 
     def load(self, report: LoadReport) -> LoadReport:

@@ -24,6 +24,7 @@ from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.errors import ANOTHER_TRY, PrefillFailed
 from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, EngineInfo, Fault, Handover
+from headrace.workers.handover.prefix_lending import PrefixLender
 from headrace.workers.runtime.choice import ChoiceRun
 
 log = structlog.get_logger()
@@ -95,6 +96,7 @@ class RemotePrefillRun:
         *,
         settings: HandoverSettings,
         last: LastHandover,
+        lender: PrefixLender,
     ) -> None:
         self.waiting = list(choices)  # choices that are not in the engine yet
         self._choice = choices[0]
@@ -109,6 +111,7 @@ class RemotePrefillRun:
         self._wall = deps.wall
         self._settings = settings
         self._last = last
+        self._lender = lender
         self._job = ""
         self._params: Mapping[str, Any] | None = None
 
@@ -131,7 +134,7 @@ class RemotePrefillRun:
         for attempt in range(TRIES):
             self._job = self._choice.renew(str(attempt) if attempt else "")
             try:
-                await self._try(directed)
+                await self._try(directed, lends=attempt == 0)
             except PrefillFailed as error:
                 metrics.PREFILL_FAILURES.labels(error.reason).inc()
                 ids = log_ids(self._choice.run.envelope)
@@ -149,10 +152,14 @@ class RemotePrefillRun:
     def _able(self) -> list[WorkerMember]:
         return self._client.peers(self._info.handover, self._choice.run.envelope.adapter)
 
-    async def _try(self, directed: str) -> None:
-        """Have one prefill worker compute the prompt and fetch its blocks. Raises PrefillFailed."""
-        job = self._make_job(directed)
+    async def _try(self, directed: str, *, lends: bool) -> None:
+        """Have one prefill worker compute the prompt and fetch its blocks. Raises PrefillFailed.
+
+        With `lends` it may read the prefix that is cached here.
+        """
         began_s = self._wall()
+        prefix = await self._lender.lend(self._choice) if lends else None
+        job = self._make_job(directed, prefix)
         await self._client.publish(job, directed=directed)
         taken = await self._client.taken(job.job, wait_s=max(self._decision.wait_s, self._settings.wait_s))
         if self._style is DisaggStyle.RENDEZVOUS:
@@ -161,6 +168,8 @@ class RemotePrefillRun:
             done = await self._await_rendezvous(first_token)
         else:
             done = await self._client.done(job.job)
+            if prefix is not None:
+                self._lender.release(self._choice)
             await self._client.confirm(job.job, least_s=LEAST_LEFT_S)
             self._params = done.params
             self._choice.handed_s = asyncio.get_running_loop().time()
@@ -170,7 +179,7 @@ class RemotePrefillRun:
         await self._first_token(first_token)
         self._observe(done, began_s, handed_s)
 
-    def _make_job(self, directed: str) -> PrefillJob:
+    def _make_job(self, directed: str, prefix: Mapping[str, Any] | None) -> PrefillJob:
         choice = self._choice
         envelope = choice.run.envelope
         emitted = choice.run.choices[choice.choice].ids
@@ -191,6 +200,7 @@ class RemotePrefillRun:
             payload=b"" if envelope.spill is not None else self._payload,
             spill=envelope.spill,
             rank=self._decision.rank if directed and directed == self._decision.worker else None,
+            prefix=None if prefix is None else dict(prefix),
         )
 
     def _hand_over(self, handover: Handover) -> asyncio.Future[Fault | None]:
@@ -254,6 +264,7 @@ class RemotePrefillRun:
             took_s=round(now - began_s, 4),
             queue_s=round(done.queued_s, 4),
             prefill_s=round(done.took_s, 4),
+            read=done.read,
             transfer_s=round(now - handed_s, 4),
             tokens=fetched,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 
 from headrace.broker.codec import decode, unpack_u32, unpack_u64
 from headrace.broker.errors import WireError
@@ -18,6 +19,8 @@ from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Fault, Handover, Output, Sequence
 from headrace.workers.kv.cached_prefix import cached_tokens
 from headrace.workers.runtime.media_embeddings import MediaOrigin
+
+log = structlog.get_logger()
 
 OnOutput = Callable[[Output], None]
 OnFinished = Callable[[PrefillDone], None]
@@ -40,9 +43,10 @@ class RawSequences(Protocol):
 class _RunningPrefill:
     job: PrefillJob
     finished: OnFinished
-    tokens: int
+    sequence: Sequence
     began_s: float
     cached: int = 0
+    read: int = 0  # tokens read from the decode worker's engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,10 @@ class PrefillSide:
             fault = JobFault("invalid_request", f"malformed payload: {error}")
             finished(PrefillDone(job=job.job, worker=self._worker, fault=fault))
             return
-        self._running[job.job] = _RunningPrefill(job, finished, len(sequence.token_ids), self._clock())
+        self._running[job.job] = _RunningPrefill(job, finished, sequence, self._clock())
+        self._submit(job, sequence)
+
+    def _submit(self, job: PrefillJob, sequence: Sequence) -> None:
         self._raw.submit_raw(sequence, self._on_output, MediaOrigin(job.id, job.spill) if sequence.media else None)
 
     def stop(self, job: str) -> None:
@@ -138,7 +145,7 @@ class PrefillSide:
             priority=job.priority,
             rank=self._rank(job),
             media=generation.media,
-            handover=Handover(kind="prefill", room=job.room),
+            handover=Handover(kind="prefill", room=job.room, params=job.prefix),
             expected_cached=len(tokens) - self.uncached(job),
             extra=generation.extra,
         )
@@ -149,8 +156,10 @@ class PrefillSide:
             return
         if output.cached_tokens is not None:
             running.cached = output.cached_tokens
+            running.read = (output.extra or {}).get("remote_tokens", 0)
         if output.fault is not None:
-            self._end(output.id, _job_fault(output.fault))
+            if not self._without_prefix(running, output.fault):
+                self._end(output.id, _job_fault(output.fault))
         elif output.finish == "abort":
             self._end(output.id, JobFault("engine_error", "the engine aborted the prefill", retriable=True))
         elif output.finish is not None:
@@ -160,14 +169,30 @@ class PrefillSide:
             else:
                 self._end(output.id, None, output.handover)
 
+    def _without_prefix(self, running: _RunningPrefill, fault: Fault) -> bool:
+        """Compute a prompt whole after its lent prefix could not be read. Returns false if there was none."""
+        lent = running.sequence.handover
+        if lent is None or lent.params is None or not fault.retriable:
+            return False
+        log.warning("prefill.prefix_not_read", job=running.job.job, decode=running.job.decode, why=fault.message)
+        metrics.PREFIX_READS.labels("failed").inc()
+        whole = msgspec.structs.replace(running.sequence, handover=Handover(kind="prefill", room=lent.room))
+        running.sequence, running.cached, running.read = whole, 0, 0
+        self._submit(running.job, whole)
+        return True
+
     def _end(self, job: str, fault: JobFault | None, params: Mapping[str, Any] | None = None) -> None:
         running = self._running.pop(job)
         now = self._clock()
         took_s = now - running.began_s
-        computed = max(0, running.tokens - running.cached)
+        computed = max(0, len(running.sequence.token_ids) - running.cached - running.read)
         if fault is None:
             metrics.PREFILLED_TOKENS.labels("computed").inc(computed)
             metrics.PREFILLED_TOKENS.labels("cached").inc(running.cached)
+            metrics.PREFILLED_TOKENS.labels("read").inc(running.read)
+            lent = running.sequence.handover
+            if lent is not None and lent.params is not None:
+                metrics.PREFIX_READS.labels("read" if running.read else "not_needed").inc()
         running.finished(
             PrefillDone(
                 job=job,
@@ -175,6 +200,7 @@ class PrefillSide:
                 params=None if params is None else dict(params),
                 cached=running.cached,
                 computed=computed,
+                read=running.read,
                 queued_s=max(0.0, self._wall() - took_s - running.job.created),
                 took_s=took_s,
                 fault=fault,

@@ -10,6 +10,7 @@ from headrace.workers.handover.coordinator import HandoverCoordinator
 from headrace.workers.handover.decode_side import HandoverDeps
 from headrace.workers.handover.peer_warmup import PeerWarmup
 from headrace.workers.handover.prefill_side import PrefillSide
+from headrace.workers.handover.prefix_lending import PrefixLender
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 
@@ -43,7 +44,8 @@ class Handovers:
             style=engine.capabilities.disagg,
             worker=state.worker,
         )
-        self.coordinator = HandoverCoordinator(deps, settings, role=lambda: state.member.role)
+        lender = PrefixLender(runtime.raw, info)
+        self.coordinator = HandoverCoordinator(deps, settings, role=lambda: state.member.role, lender=lender)
         self._warmup = PeerWarmup(
             deps, runtime.raw, decodes=lambda: state.member.role == Role.DECODE and state.taking and session.registered
         )

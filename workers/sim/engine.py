@@ -166,6 +166,7 @@ class SimEngine:
             handover=self._member.terms if self._member is not None else "",
             lease_s=settings.lease_s if self._member is not None else 0.0,
             address=self._member.engine if self._member is not None else "",
+            lends=self._member is not None and self._member.lends,
             transfer_card=self._member.card if self._member is not None else b"",
             prompt_embeds=self._pooling is None,
             beam_width=WIDEST_BEAMS if self._pooling is None else 0,

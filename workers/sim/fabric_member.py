@@ -46,6 +46,10 @@ class FabricMember:
         return self._wire.endpoint.card
 
     @property
+    def lends(self) -> bool:
+        return self._wire.lends
+
+    @property
     def terms(self) -> str:
         return self._wire.terms
 

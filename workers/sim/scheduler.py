@@ -102,8 +102,8 @@ class SimScheduler:
     def release(self, name: str, why: str) -> bool:
         """Release the blocks that this sequence offers, or its wait in a room. Returns true if there was anything."""
         run = self._batch.runs.get(name)
-        if run is not None and run.side is not None and run.side.kind == "prefill":
-            name = run.side.key
+        if run is not None and run.side is not None and (side := run.side.then or run.side).kind == "prefill":
+            name = side.key
         return self.exchange.release(name, why)
 
     @property

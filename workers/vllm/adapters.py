@@ -95,6 +95,16 @@ class Adapters:
     def names(self) -> tuple[str, ...]:
         return tuple(self._there)
 
+    async def do(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run one of `ADAPTER_OPERATIONS`. Raises UnsupportedByEngine, EngineError."""
+        if not self.changeable:
+            raise UnsupportedByEngine(f"{op}: this vLLM was started without enable_lora")
+        if op == "load_adapter":
+            await self.load(args["name"], args["source"])
+        else:
+            await self.unload(args["name"])
+        return {}
+
     async def load(self, name: str, folder: str) -> None:
         """Load an adapter; does nothing if it is loaded from this folder. Raises UnsupportedByEngine, EngineError."""
         if self._most_rank is None:

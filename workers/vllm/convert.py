@@ -76,7 +76,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     _check_supported(sequence)
-    if sequence.handover is not None and sequence.handover.kind == "prefill":
+    if sequence.handover is not None and sequence.handover.kind != "decode":
         # one token that is thrown away: nothing the request asks for may end it otherwise, or cost anything
         return SamplingParams(
             temperature=0.0,
@@ -185,7 +185,7 @@ def to_output(
         if sequence.handover is not None:
             output.extra = _times(result.metrics)
     kind = sequence.handover.kind if sequence.handover is not None else None
-    if kind == "prefill":
+    if kind in ("prefill", "lend"):
         return _prefilled(output, result)
     if completion.logprobs:
         output.logprobs = to_logprobs(output.ids, completion.logprobs, sequence.logprobs or 0, token_bytes)

@@ -45,10 +45,11 @@ from headrace.workers.vllm.kv_listener import KvListener
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
 from headrace.workers.vllm.media_support import MediaSupport
+from headrace.workers.vllm.node_part import NodePart, follows, start_part
 from headrace.workers.vllm.operations import VllmOperations
 from headrace.workers.vllm.pooling import VllmPooling
 from headrace.workers.vllm.prompts import Prompts
-from headrace.workers.vllm.settings import kv_events_wanted, ranks
+from headrace.workers.vllm.settings import external_rank, kv_events_wanted, ranks
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.stats_log import StatsLog
@@ -74,6 +75,7 @@ class VllmEngine:
         self._traces = False
         self._sockets: SocketFolder | None = None
         self._kv: KvListener | None = None
+        self._part: NodePart | None = None
         self._pooling: VllmPooling | None = None
         self._prompts: Prompts | None = None
         self._operations: VllmOperations | None = None
@@ -125,9 +127,12 @@ class VllmEngine:
         return self._alive()[0].llm
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        if follows(config):
+            self._part = await start_part(config)
+            return self._part.info
         self._sockets = SocketFolder()
         if kv_events_wanted(config):
-            self._kv = KvListener(self._sockets.path, ranks=ranks(config))
+            self._kv = KvListener(self._sockets.path, ranks=ranks(config), first=external_rank(config) or 0)
         try:
             with self._sockets.given(os.environ):
                 access = prepare_tiers(config, self._sockets.path)
@@ -155,7 +160,6 @@ class VllmEngine:
         self._traces = started.llm.vllm_config.observability_config.otlp_traces_endpoint is not None
         token_bytes = token_table(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
-
         exchange = VllmKvTransfer(
             started.llm, started.transfer, block_size=started.info.block_size, stalled=self._fetch_stalled
         )
@@ -163,13 +167,15 @@ class VllmEngine:
         def to_output(run: EngineRequest, result: Any) -> Output:
             sequence, first = run.sequence, not run.started
             hits = exchange.arrived(run.request_id) if first else None
+            local = hits.local if hits is not None else None
             output = convert.to_output(
-                sequence, result, first=first, eos=eos, token_bytes=token_bytes, local_hits=hits, token_ids=run.token_ids
+                sequence, result, first=first, eos=eos, token_bytes=token_bytes, local_hits=local, token_ids=run.token_ids
             )
+            exchange.finish(run.request_id, output, hits)
             if first:
                 output.prompt_tokens = run.prompt_tokens
-                computed = 1 if hits is not None else len(run.token_ids) - (output.cached_tokens or 0)
-                self._meter.prefilled(sequence.id, computed)
+                found = output.cached_tokens or 0 if hits is None else sum(hits)
+                self._meter.prefilled(sequence.id, max(0, len(run.token_ids) - found))
             return output
 
         self._exchange = exchange
@@ -275,6 +281,8 @@ class VllmEngine:
         self._alive()
 
     async def died(self) -> str:
+        if self._part is not None:
+            return await self._part.watch()
         return await self._death.wait(lambda: self._started is not None and self._started.llm.errored)
 
     def blamed(self) -> frozenset[str]:
@@ -319,15 +327,8 @@ class VllmEngine:
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         self._alive()
         assert self._operations is not None  # of an engine that was started  # noqa: S101
-        adapters = self._adapters
-        if adapters is not None and op in ADAPTER_OPERATIONS and not adapters.changeable:
-            raise UnsupportedByEngine(f"{op}: this vLLM was started without enable_lora")
-        if adapters is not None and op == "load_adapter":
-            await adapters.load(args["name"], args["source"])
-            return {}
-        if adapters is not None and op == "unload_adapter":
-            await adapters.unload(args["name"])
-            return {}
+        if self._adapters is not None and op in ADAPTER_OPERATIONS:
+            return await self._adapters.do(op, args)
         try:
             return await self._operations.do(op, args)
         except WorkerError:
@@ -337,6 +338,8 @@ class VllmEngine:
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
+        if self._part is not None:
+            await self._part.stop()
         if self._stats_log is not None:
             self._stats_log.close()
         if self._exchange is not None:
@@ -353,8 +356,7 @@ class VllmEngine:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s + 1):
                     await asyncio.to_thread(started.llm.shutdown, grace_s)
-            # its destructor shuts down again, possibly when the interpreter is half gone, and then prints a traceback
-            started.llm.shutdown = lambda *_, **__: None
+            started.llm.shutdown = lambda *_, **__: None  # its destructor calls it again, perhaps in half an interpreter
         self._deafen()
         left = await asyncio.to_thread(self._processes.kill)
         if self._sockets is not None:

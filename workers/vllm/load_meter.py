@@ -115,7 +115,9 @@ class LoadMeter:
         if mine == 0:
             for step in steps:
                 step.last = None
-            return Load(blocks_used=used if self.holds else 0, blocks_total=blocks)
+            idle = [round(step.cache_usage * (blocks // ranks)) if self.holds else 0 for step in steps]
+            each = tuple(Load(blocks_used=held, blocks_total=blocks // ranks) for held in idle) if ranks > 1 else ()
+            return Load(blocks_used=used if self.holds else 0, blocks_total=blocks, ranks=each)
         running = min(sum(step.running for step in steps), mine)
         queued = max(0, self._queued - max(0, self._computed - self._settled))
         return Load(

@@ -73,13 +73,21 @@ _EXTERNAL_RANKS = frozenset(
 def kv_events_wanted(config: EngineConfig) -> bool:
     """Return whether to listen to vLLM's KV events.
 
-    Not if the operator configured them, if this engine is one rank of several, or if there is no prefix cache to route by.
+    Not if the operator configured them, if this engine has some ranks of several, or if there is no prefix cache to route by.
     """
     if config.role is Role.ENCODE:
         return False
     args = config.args
     settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True) or pools(config)
-    return not settled and int(args.get("data_parallel_size") or 1) == ranks(config)
+    alone = int(args.get("data_parallel_size") or 1) == ranks(config)
+    return not settled and (alone or external_rank(config) is not None)
+
+
+def external_rank(config: EngineConfig) -> int | None:
+    """Return which data-parallel rank this engine is, if it is one of several engines with a rank each."""
+    args = config.args
+    several = args.get("data_parallel_hybrid_lb") or int(args.get("data_parallel_size_local") or 1) > 1
+    return None if several or args.get("data_parallel_rank") is None else int(args["data_parallel_rank"])
 
 
 def ranks(config: EngineConfig) -> int:

@@ -176,6 +176,7 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         handover=handover_word(transfer.mode, version, vllm_config) if transfer else "",
         lease_s=transfer.lease_s if transfer else 0.0,
+        lends=transfer is not None and transfer.lends,
         prompt_embeds=bool(model.enable_prompt_embeds),
         beam_width=_beam_width(model),
         default_sampling=model.get_diff_sampling_param(),

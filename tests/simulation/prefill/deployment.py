@@ -22,6 +22,7 @@ from headrace.workers.engine import DisaggStyle
 from headrace.workers.handover.coordinator import HandoverCoordinator
 from headrace.workers.handover.decode_side import HandoverDeps
 from headrace.workers.handover.prefill_side import Clocks, PrefillSide
+from headrace.workers.handover.prefix_lending import PrefixLender
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
@@ -156,6 +157,7 @@ class Deployment:
             handover_deps,
             WorkerSettings(engine="sim", model="m", prefill_min_tokens=64, transfer_timeout_s=4.0),
             role=lambda: session.state.member.role,
+            lender=PrefixLender(runtime.raw, info),
         )
         runtime.attach(session.sink, info, TABLE, coordinator)
         self.workers[machine.id] = Worker(machine, session, engine)

@@ -27,13 +27,17 @@ class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A sequence's part in a hand-over. `key` names the hand-over on both sides; `peer` is where a decode side fetches."""
+    """A sequence's part in a hand-over. `key` names the hand-over on both sides; `peer` is where a decode side fetches.
+
+    A prefill side that reads a lent prefix is a decode side until it has come, and `then` what it is afterwards.
+    """
 
     kind: Literal["prefill", "decode"]
     key: str
     room: bool = False
     offer: KvOffer | None = None
     peer: str = ""
+    then: Side | None = None
 
     @property
     def number(self) -> int:

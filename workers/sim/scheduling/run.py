@@ -147,7 +147,7 @@ class SequenceRun:
     def set_side(self, side: Side) -> None:
         """Give this sequence its part in a hand-over. A prefill side emits one token."""
         self.side = side
-        if side.kind == "prefill":
+        if side.kind == "prefill" or side.then is not None:
             self._end = self.index + 1
             self._look_ahead()
 

@@ -124,7 +124,7 @@ class Loader:
             load.arrival = Arrival(run)
         elif not run.side.room and not remote:
             self._decode_side.skip(run, run.side)
-            load.arrival, run.side = Arrival(run), None
+            load.arrival, run.side = Arrival(run), run.side.then
         else:
             self._decode_side.begin(run, run.side, load.local, remote)
         return blocks + remote
@@ -139,7 +139,7 @@ class Loader:
         if self._decode_side is not None:
             for arrival in self._decode_side.tick():
                 load, side = self.loads[arrival.run.id], arrival.run.side
-                load.arrival, arrival.run.side = arrival, None
+                load.arrival, arrival.run.side = arrival, side.then if side is not None else None
                 if arrival.error and side is not None:
                     load.fault = self._decode_side.fault(arrival, side)
         now = self._clock()

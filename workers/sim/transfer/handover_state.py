@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -61,6 +61,11 @@ class HandoverWire:
         return f"sim/{style}/{settings.block_size}x{settings.block_bytes}"
 
     @property
+    def lends(self) -> bool:
+        """True when a prefill engine can read blocks of a decode engine."""
+        return self.settings.style is DisaggStyle.PARAMS and self.settings.transfer_mode == "pull"
+
+    @property
     def layout(self) -> str:
         return f"{self.model} {self.terms}"
 
@@ -71,21 +76,26 @@ class HandoverWire:
 
     def side(self, wanted: Handover, sequence: EngineSequence, chain: Sequence[int]) -> Side:
         """Work out the part that this sequence, with this chain, asks for. Raises RequestInvalid or UnsupportedByEngine."""
-        if wanted.kind != self.role.value:
+        if wanted.kind == "lend" and not (self.lends and self.role is Role.DECODE):
+            raise UnsupportedByEngine("only an engine in the role decode, of the mode pull, lends its prefixes")
+        if wanted.kind not in ("lend", self.role.value):
             raise UnsupportedByEngine(f"an engine in the role {self.role.value} takes no {wanted.kind} hand-overs")
         if self.settings.style is DisaggStyle.RENDEZVOUS:
             if wanted.room is None:
                 raise RequestInvalid("a rendezvous needs a room", param="handover")
             if wanted.kind == "decode" and not wanted.peer:
                 raise RequestInvalid("the decode side of a rendezvous needs its peer", param="handover")
-            return Side(wanted.kind, f"room {wanted.room}", room=True, peer=wanted.peer or "")
+            kind: Literal["prefill", "decode"] = "decode" if wanted.kind == "decode" else "prefill"
+            return Side(kind, f"room {wanted.room}", room=True, peer=wanted.peer or "")
         if wanted.room is not None:
             raise UnsupportedByEngine("this simulator hands over by parameters, not in rooms (disagg)")
-        if wanted.kind == "prefill":
-            return Side("prefill", sequence.id)
+        prefilled = Side("prefill", sequence.id)
+        if wanted.kind != "decode" and wanted.params is None:
+            return prefilled
         offer = parse_offer(wanted.params)
         self._check(offer, sequence, chain)
-        return Side("decode", offer.request, offer=offer, peer=offer.engine)
+        then = prefilled if wanted.kind == "prefill" else None
+        return Side("decode", offer.request, offer=offer, peer=offer.engine, then=then)
 
     def _check(self, offer: KvOffer, sequence: EngineSequence, chain: Sequence[int]) -> None:
         if offer.layout != self.layout:

@@ -20,6 +20,8 @@ Mode = Literal["push", "pull"]
 
 MODE_ARG = "kv_transfer_mode"
 DEFAULT_MODE: Mode = "push"
+READS = "bidirectional_kv_xfer"
+"""The setting of vLLM's pull connector with which a prefill side reads blocks of a decode side."""
 LEASE_S = 30
 """Seconds for which blocks stay offered, vLLM's own default. Must be whole; a decode side renews it every sixth of it."""
 
@@ -42,6 +44,12 @@ class ConnectorChoice:
     roles: frozenset[Role]
     lease_s: float
     extended: bool = True  # whether vLLM's workers have Headrace's extension, which an operator's own one replaces
+    reads: bool = False  # whether its prefill side can read blocks that a decode side lends
+
+    @property
+    def lends(self) -> bool:
+        """True when its decode side can lend blocks: the push connector has no way to read them."""
+        return self.mode == "pull" and self.extended and Role.DECODE in self.roles
 
 
 def chosen_mode(args: Mapping[str, Any]) -> Mode | None:
@@ -73,6 +81,9 @@ def connector_config(config: EngineConfig, *, cpu: bool) -> dict[str, Any] | Non
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
     }
+    if config.role is Role.PREFILL and mode == "pull":
+        # vLLM also means to keep the blocks of ended answers for the sender of the next turn, 480 s: not here
+        settings["kv_connector_extra_config"] |= {READS: True, "decoder_kv_blocks_ttl": 1}
     if cpu:
         settings["kv_buffer_device"] = "cpu"
     return settings
@@ -98,6 +109,7 @@ def describe_transfer(vllm_config: Any) -> ConnectorChoice | None:
         roles=_ROLES[role],
         lease_s=float(settings.get("kv_lease_duration", LEASE_S)),
         extended=vllm_config.parallel_config.worker_extension_cls == EXTENSION,
+        reads=_MODES[name] == "pull" and bool(settings.get(READS)),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
-from headrace.workers.engine import DisaggStyle, Role, Sequence
+from headrace.workers.engine import DisaggStyle, Output, Role, Sequence
 from headrace.workers.errors import TransferFailed, UnsupportedByEngine
 from headrace.workers.vllm.transfer import transfer_params
 from headrace.workers.vllm.transfer.connector import ConnectorChoice
@@ -22,7 +23,14 @@ _RELEASES = 4096  # most releases that wait to be passed on: an engine offers fa
 _LET_GO_TRIES = 20
 _LET_GO_PAUSE_S = 0.05
 _RPC_TIMEOUT_S = 60.0  # A step with long prompts may delay a call.
-_NEEDED = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+_NEEDED = {"prefill": Role.PREFILL, "decode": Role.DECODE, "lend": Role.DECODE}
+
+
+class Hits(NamedTuple):
+    """Numbers of a prompt's tokens that need not be computed: in this engine's cache, and in another engine."""
+
+    local: int
+    fetched: int
 
 
 class VllmKvTransfer:
@@ -37,8 +45,9 @@ class VllmKvTransfer:
         self._block_size = block_size
         self._stalled = stalled
         self._fetches = Fetches(lease_s=transfer.lease_s if transfer else 0.0)
-        self._fetching: dict[str, str] = {}  # by request id: the ids of fetching sequences without a token
-        self._local_hits: dict[str, int] = {}
+        self._fetching: dict[str, Sequence] = {}  # by request id: fetching sequences without a token
+        self._hits: dict[str, Hits] = {}
+        self._lent_at: dict[str, float] = {}  # by request id, of sequences that are to lend their blocks
         self._unstarted: dict[str, int] = {}  # fetches that were aborted, perhaps before they began, with the checks left
         self._work = asyncio.Event()
         self._releases: asyncio.Queue[tuple[str, Mapping[str, Any] | None]] = asyncio.Queue(_RELEASES)
@@ -66,8 +75,10 @@ class VllmKvTransfer:
             return sequence.id, None
         if self._transfer is None or _NEEDED[asked.kind] not in self._transfer.roles:
             raise UnsupportedByEngine(f"this vLLM worker does not serve a handover of the kind {asked.kind!r}")
-        if asked.kind == "prefill":
-            return transfer_params.prefill_id(sequence.id), dict(transfer_params.ASK)
+        if asked.kind == "lend" and not self._transfer.lends:
+            raise UnsupportedByEngine("this vLLM worker lends no blocks: its connector is not the one that pulls")
+        if asked.kind != "decode":
+            return transfer_params.prefill_id(sequence.id), self._prefill_params(sequence)
         params = transfer_params.checked(
             asked.params,
             mode=self._transfer.mode,
@@ -76,19 +87,42 @@ class VllmKvTransfer:
         )
         return transfer_params.base_id(params["remote_request_id"]), params
 
+    def _prefill_params(self, sequence: Sequence) -> dict[str, Any]:
+        asked = sequence.handover
+        assert self._transfer is not None and asked is not None  # noqa: PT018, S101
+        if asked.params is None or not self._transfer.reads:
+            return dict(transfer_params.ASK)
+        return transfer_params.borrowed(asked.params, prompt_tokens=len(sequence.token_ids))
+
     def began(self, request_id: str, sequence: Sequence) -> None:
         """Record a sequence that is about to be submitted. One that fetches blocks is watched from now on."""
-        if sequence.handover is not None and sequence.handover.kind == "decode":
-            self._fetching[request_id] = sequence.id
+        asked = sequence.handover
+        if asked is None:
+            return
+        if asked.kind == "lend":
+            self._lent_at[request_id] = time.perf_counter()
+        elif asked.kind == "decode" or (asked.params is not None and self._transfer is not None and self._transfer.reads):
+            self._fetching[request_id] = sequence
             self._fetches.began(request_id)
             self._work.set()
 
-    def arrived(self, request_id: str) -> int | None:
-        """Record the first output or the end of a sequence. Returns the tokens of a fetched prompt in the local cache."""
+    def arrived(self, request_id: str) -> Hits | None:
+        """Record the first output or the end of a sequence. Returns where the tokens of a fetched prompt were."""
         self._fetches.ended(request_id)
-        if self._fetching.pop(request_id, None) is None:
+        fetching = self._fetching.pop(request_id, None)
+        if fetching is None:
             return None
-        return self._local_hits.pop(request_id, 0)
+        found = self._hits.pop(request_id, None)
+        return found if found is not None else Hits(local=0, fetched=len(fetching.token_ids) - 1)
+
+    def finish(self, request_id: str, output: Output, hits: Hits | None) -> None:
+        """Complete the output of a prefill: what it has read, and until when lent blocks stay."""
+        if output.handover is None:
+            return
+        if (at := self._lent_at.pop(request_id, None)) is not None and self._transfer is not None:
+            output.handover = transfer_params.lent(output.handover, until=at + self._transfer.lease_s)
+        if hits is not None:
+            output.extra = {**(output.extra or {}), "remote_tokens": hits.fetched}
 
     def aborted(self, request_id: str, sequence: Sequence) -> None:
         """Record that a sequence was aborted in vLLM."""
@@ -96,7 +130,8 @@ class VllmKvTransfer:
             self._unstarted[request_id] = _LOOKS
         self._fetches.aborted(request_id)
         self.arrived(request_id)
-        if sequence.handover is not None and sequence.handover.kind == "prefill":
+        self._lent_at.pop(request_id, None)
+        if sequence.handover is not None and sequence.handover.kind != "decode":
             self.release(sequence.id, None)  # The prefill may have ended a moment ago.
         self._work.set()
 
@@ -156,11 +191,11 @@ class VllmKvTransfer:
                 for request_id, reachable in rank:
                     receiving[request_id] = receiving.get(request_id, True) and reachable
             for request_id, reason in self._fetches.look(receiving).items():
-                sequence_id = self._fetching.get(request_id)
-                if sequence_id is None:  # The sequence has ended meanwhile.
+                sequence = self._fetching.get(request_id)
+                if sequence is None:  # The sequence has ended meanwhile.
                     continue
-                _log.warning("engine.fetch_stalled", sequence=sequence_id, reason=reason)
-                await self._stalled(sequence_id, reason)
+                _log.warning("engine.fetch_stalled", sequence=sequence.id, reason=reason)
+                await self._stalled(sequence.id, reason)
         if due := self._fetches.due():
             taken = max(await self._call("headrace_give_up", due), default=0)
             if taken:
@@ -180,7 +215,7 @@ class VllmKvTransfer:
                 for output in outputs:
                     stats = output.prefill_stats
                     if stats is not None and (request_id := transfer_params.base_id(output.request_id)) in self._fetching:
-                        self._local_hits[request_id] = stats.num_local_cached_tokens
+                        self._hits[request_id] = Hits(stats.num_local_cached_tokens, stats.num_external_cached_tokens)
             return process(outputs, *args, **options)
 
         processor.process_outputs = listening

@@ -28,6 +28,10 @@ ASK: Mapping[str, Any] = {
 }
 """The `kv_transfer_params` of a request whose blocks are to be kept for another engine."""
 
+EXPIRY = "remote_blocks_expiry_time"
+"""Until when blocks are lent, by the lender's `time.perf_counter`; vLLM knows how that of another machine differs, and does not
+begin to read blocks that are lent for less than 5 s more."""
+
 _SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)  # vLLM appends one to every id.
 _NEEDED: dict[str, type] = {
     "remote_engine_id": str,
@@ -37,6 +41,11 @@ _NEEDED: dict[str, type] = {
     "tp_size": int,
     "remote_num_tokens": int,
 }
+
+
+def lent(params: Mapping[str, Any], *, until: float) -> dict[str, Any]:
+    """Return the parameters of a prefill as those with which the decode side lends its blocks."""
+    return {**params, "do_remote_prefill": False, "do_remote_decode": True, EXPIRY: until}
 
 
 def prefill_id(sequence_id: str) -> str:
@@ -77,6 +86,17 @@ def reachable(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return params
 
 
+def borrowed(params: Mapping[str, Any], *, prompt_tokens: int) -> dict[str, Any]:
+    """Return what a prefill side's vLLM is asked when a decode side lends it a prefix of the prompt. Raises TransferFailed."""
+    params = reachable(params)
+    if params.get("do_remote_decode") is not True or not isinstance(params.get(EXPIRY), float):
+        raise TransferFailed("the parameters of the decode side lend nothing")
+    if not 0 < params["remote_num_tokens"] <= prompt_tokens:
+        raise TransferFailed(f"{params['remote_num_tokens']} tokens are lent of a prompt of {prompt_tokens}")
+    _check_blocks(params.get("remote_block_ids"), "decode")
+    return {**ASK, **params}
+
+
 def checked(params: Mapping[str, Any] | None, *, mode: str, prompt_tokens: int, block_size: int) -> dict[str, Any]:
     """Return the parameters for the decode side's vLLM. Raises TransferFailed if they do not fit a prefill of this prompt."""
     params = reachable(params)
@@ -88,10 +108,13 @@ def checked(params: Mapping[str, Any] | None, *, mode: str, prompt_tokens: int, 
     # some models leave the last tokens to the decode side, never as many as a block has
     if not prompt_tokens - block_size < tokens <= prompt_tokens:
         raise TransferFailed(f"the prefill side computed {tokens} tokens, the prompt has {prompt_tokens}")
-    groups = params.get("remote_block_ids")
+    _check_blocks(params.get("remote_block_ids"), "prefill")
+    return dict(params)
+
+
+def _check_blocks(groups: Any, side: str) -> None:
     if not isinstance(groups, list | tuple) or not any(groups):
-        raise TransferFailed(f"remote_block_ids is {groups!r} in the parameters of the prefill side")
+        raise TransferFailed(f"remote_block_ids is {groups!r} in the parameters of the {side} side")
     for group in groups:
         if not isinstance(group, list | tuple) or not all(isinstance(block, int) for block in group):
-            raise TransferFailed(f"remote_block_ids has {group!r} in the parameters of the prefill side")
-    return dict(params)
+            raise TransferFailed(f"remote_block_ids has {group!r} in the parameters of the {side} side")

@@ -56,8 +56,15 @@ spec:
         - {{ printf "nnodes=%d" (int $of.nodes) }}
         - --engine-arg
         - node_rank=$(LWS_WORKER_INDEX)
+        {{- if hasPrefix "vllm" $pool.engine }}
+        - --engine-arg
+        - master_addr=$(LWS_LEADER_ADDRESS)
+        - --engine-arg
+        - master_port=20000
+        {{- else }}
         - --engine-arg
         - dist_init_addr=$(LWS_LEADER_ADDRESS):20000
+        {{- end }}
         {{- end }}
         {{- if $of.fleet }}
         - --fleet

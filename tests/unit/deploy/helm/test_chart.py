@@ -351,6 +351,16 @@ def test_the_parts_of_an_engine_over_several_nodes_find_each_other_and_end_toget
     assert "readinessProbe" not in parts["workerTemplate"]["spec"]["containers"][0], "a follower takes no requests"
 
 
+def test_the_parts_of_a_vllm_find_each_other_by_its_own_settings() -> None:
+    pool = {"engine": "vllm-cuda", "model": "org/large", "roles": {"aggregated": {"nodes": 2}}}
+    (group,) = (one for one in rendered({"pools": {"p": pool}}) if one["kind"] == "LeaderWorkerSet")
+    for template in (group["spec"]["leaderWorkerTemplate"][part] for part in ("leaderTemplate", "workerTemplate")):
+        arguments = template["spec"]["containers"][0]["args"]
+        wanted = {"nnodes=2", "node_rank=$(LWS_WORKER_INDEX)", "master_addr=$(LWS_LEADER_ADDRESS)", "master_port=20000"}
+        assert wanted <= set(arguments)
+        assert not any(argument.startswith("dist_init_addr") for argument in arguments)
+
+
 def test_the_chart_has_no_resource_definitions_of_others() -> None:
     assert not (CHART / "crds").exists()
     from helm_python import Chart

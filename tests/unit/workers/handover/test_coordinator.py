@@ -14,6 +14,7 @@ from headrace.broker.messages import Generation, PrefillDecision
 from headrace.workers.engine import DisaggStyle
 from headrace.workers.handover.coordinator import HandoverCoordinator
 from headrace.workers.handover.decode_side import HandoverDeps, pick
+from headrace.workers.handover.prefix_lending import PrefixLender
 from headrace.workers.settings import WorkerSettings
 from tests.support.runtime_bench import INFO
 
@@ -31,7 +32,9 @@ def decided(generation: Generation, **info: Any) -> PrefillDecision:
         style=DisaggStyle.PARAMS,
         worker="d",
     )
-    coordinator = HandoverCoordinator(deps, WorkerSettings(model="m", prefill="always"), role=lambda: "decode")
+    lender = PrefixLender(None, INFO)  # type: ignore[arg-type]
+    settings = WorkerSettings(model="m", prefill="always")
+    coordinator = HandoverCoordinator(deps, settings, role=lambda: "decode", lender=lender)
     return coordinator.decide(SimpleNamespace(prefill=ROUTED), [SimpleNamespace(tokens=999, uncached=999)], generation)  # type: ignore[arg-type, list-item]
 
 

@@ -82,6 +82,14 @@ def test_each_rank_has_its_own_load_and_all_are_added_up() -> None:
     assert (second.running, second.blocks_used, second.step_decodes) == (1, 25, 1)
 
 
+def test_ranks_that_have_become_idle_say_so_each() -> None:
+    meter = LoadMeter()
+    meter.note(stats(3, usage=0.5), 0)
+    meter.note(stats(1, usage=0.25), 1)
+    idle = meter.read(mine=0, blocks=200, ranks=2)
+    assert [(rank.running, rank.blocks_used, rank.blocks_total) for rank in idle.ranks] == [(0, 0, 100)] * 2
+
+
 def test_one_rank_of_several_engines_counts_under_any_number() -> None:
     meter = LoadMeter()
     meter.note(stats(2, usage=0.5), 3)

@@ -78,7 +78,9 @@ def test_without_a_gpu_the_core_computes_by_itself_where_nothing_is_gained_by_mo
         ({"kv_events_config": {"publisher": "zmq"}}, False),  # the operator's own
         ({"enable_prefix_caching": False}, False),
         ({"data_parallel_size": 2}, True),  # a cache and a socket per rank
-        ({"data_parallel_size": 2, "data_parallel_rank": 1}, False),  # one rank of several engines
+        ({"data_parallel_size": 2, "data_parallel_rank": 1}, True),  # one rank of several engines: its own cache
+        ({"data_parallel_size": 4, "data_parallel_rank": 0, "data_parallel_size_local": 2}, False),
+        ({"data_parallel_size": 4, "data_parallel_start_rank": 2, "data_parallel_hybrid_lb": True}, False),
         ({"data_parallel_size": 4, "data_parallel_size_local": 2}, False),  # some on another machine
     ],
 )

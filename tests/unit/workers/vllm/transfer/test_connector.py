@@ -139,3 +139,36 @@ def test_engines_that_vllm_would_keep_apart_have_different_words() -> None:
     assert word().startswith("vllm/push/0.32.0/float32/32/")
     others = [word(model="/models/b"), word(dtype="torch.bfloat16"), word(block_size=64), word(cache="fp8")]
     assert len({word(), *others}) == 5
+
+
+def test_a_prefill_side_that_pulls_can_read_what_a_decode_side_lends() -> None:
+    def extra(role: Role, **args: Any) -> Any:
+        made = connector_config(config(role, **args), cpu=True)
+        assert made is not None
+        return made["kv_connector_extra_config"]
+
+    reading = extra(Role.PREFILL, kv_transfer_mode="pull")
+    assert (reading["bidirectional_kv_xfer"], reading["decoder_kv_blocks_ttl"]) == (True, 1)
+    assert "bidirectional_kv_xfer" not in extra(Role.DECODE, kv_transfer_mode="pull"), "its answers would keep their blocks"
+    assert "bidirectional_kv_xfer" not in extra(Role.PREFILL), "the push connector refuses to start with it"
+
+
+@pytest.mark.parametrize(
+    ("given", "reads", "lends"),
+    [
+        ({"kv_connector": "NixlConnector", "kv_connector_extra_config": {"bidirectional_kv_xfer": True}}, True, True),
+        ({"kv_connector": "NixlConnector"}, False, True),
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, False, False),
+        ({"kv_connector": "NixlPushConnector"}, False, False),
+    ],
+)
+def test_who_lends_and_who_reads_follows_from_the_connector(given: dict[str, Any], reads: bool, lends: bool) -> None:
+    made = describe_transfer(vllm_config(**given))
+    assert made is not None
+    assert (made.reads, made.lends) == (reads, lends)
+
+
+def test_without_our_extension_nothing_is_lent_because_it_could_not_be_taken_back() -> None:
+    made = describe_transfer(vllm_config("operator.Extension", kv_connector="NixlConnector"))
+    assert made is not None
+    assert not made.lends

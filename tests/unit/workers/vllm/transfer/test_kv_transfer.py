@@ -11,13 +11,14 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import DisaggStyle, Handover, Role, Sequence
+from headrace.workers.engine import DisaggStyle, Handover, Output, Role, Sequence
 from headrace.workers.errors import TransferFailed, UnsupportedByEngine
 from headrace.workers.vllm.transfer import kv_transfer as module
 from headrace.workers.vllm.transfer.connector import ConnectorChoice
-from headrace.workers.vllm.transfer.kv_transfer import VllmKvTransfer
+from headrace.workers.vllm.transfer.kv_transfer import Hits, VllmKvTransfer
 from headrace.workers.vllm.transfer.remote_fetches import GRACE_S, STALL_S
-from tests.unit.workers.vllm.transfer.test_transfer_params import GOOD
+from headrace.workers.vllm.transfer.transfer_params import ASK
+from tests.unit.workers.vllm.transfer.test_transfer_params import GOOD, LENT
 
 ALL = frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE})
 DECODE_ID = "r-1-0.0a1b2c3d"
@@ -77,7 +78,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     await made.exchange.close()
 
 
-def sequence(kind: Literal["prefill", "decode"] | None, params: Any = GOOD) -> Sequence:
+def sequence(kind: Literal["prefill", "decode", "lend"] | None, params: Any = GOOD) -> Sequence:
     handed = None if kind is None else Handover(kind=kind, params=params if kind == "decode" else None)
     return Sequence(id="r-1-0", token_ids=[5] * 100, prompt_tokens=100, sampling=Sampling(max_tokens=8), handover=handed)
 
@@ -125,12 +126,71 @@ async def test_an_engine_that_may_only_send_refuses_to_fetch() -> None:
 
 async def test_only_what_was_in_the_local_cache_counts_as_cached(bench: Bench) -> None:
     request_id = bench.submit(sequence("decode"))
-    output = SimpleNamespace(request_id=f"{request_id}-12345678", prefill_stats=SimpleNamespace(num_local_cached_tokens=64))
+    stats = SimpleNamespace(num_local_cached_tokens=64, num_external_cached_tokens=35)
+    output = SimpleNamespace(request_id=f"{request_id}-12345678", prefill_stats=stats)
     later = SimpleNamespace(request_id=f"{request_id}-12345678", prefill_stats=None)
     bench.llm.output_processor.process_outputs([output, later])
     assert bench.llm.processed == [[output, later]]
-    assert bench.exchange.arrived(request_id) == 64
+    assert bench.exchange.arrived(request_id) == Hits(local=64, fetched=35)
     assert bench.exchange.arrived(request_id) is None
+
+
+def borrowing() -> Sequence:
+    return Sequence(
+        id="r-1-0",
+        token_ids=[5] * 100,
+        prompt_tokens=100,
+        sampling=Sampling(max_tokens=1),
+        handover=Handover(kind="prefill", params=LENT),
+    )
+
+
+async def test_a_prefix_that_is_lent_is_asked_of_vllm_by_an_engine_that_reads() -> None:
+    reads = Bench(ConnectorChoice(mode="pull", roles=ALL, lease_s=30.0, reads=True))
+    cannot = Bench(ConnectorChoice(mode="pull", roles=ALL, lease_s=30.0))
+    try:
+        request_id, asked = reads.exchange.admit(borrowing())
+        assert asked is not None
+        assert asked["do_remote_decode"] is True
+        assert asked["remote_block_ids"] == LENT["remote_block_ids"]
+        assert cannot.exchange.admit(borrowing())[1] == dict(ASK)
+        reads.exchange.began(request_id, borrowing())
+        stats = SimpleNamespace(num_local_cached_tokens=32, num_external_cached_tokens=33)
+        output = SimpleNamespace(request_id=f"{request_id}-12345678", prefill_stats=stats)
+        reads.llm.output_processor.process_outputs([output])
+        hits = reads.exchange.arrived(request_id)
+        assert hits == Hits(local=32, fetched=33)
+        told = Output("r-1-0", [1], finish="length", handover=GOOD, extra={"queued_s": 0.5})
+        reads.exchange.finish(request_id, told, hits)
+        assert told.extra == {"queued_s": 0.5, "remote_tokens": 33}
+        assert told.handover == GOOD, "what was read is offered as if it had been computed"
+    finally:
+        await reads.exchange.close()
+        await cannot.exchange.close()
+
+
+async def test_what_is_lent_is_lent_for_less_than_vllm_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "perf_counter", lambda: 1000.0)
+    bench = Bench(ConnectorChoice(mode="pull", roles=ALL, lease_s=30.0))
+    try:
+        request_id = bench.submit(sequence("lend"))
+        monkeypatch.setattr(module.time, "perf_counter", lambda: 1003.0)  # computed, and kept from then on
+        told = Output("r-1-0", [1], finish="length", handover=GOOD)
+        bench.exchange.finish(request_id, told, bench.exchange.arrived(request_id))
+        assert told.handover == GOOD | {
+            "do_remote_prefill": False,
+            "do_remote_decode": True,
+            "remote_blocks_expiry_time": 1030.0,
+        }
+        bench.exchange.release("r-1-0", None)
+        assert await bench.until("headrace_let_go") == [["r-1-0"]]
+    finally:
+        await bench.exchange.close()
+
+
+async def test_a_connector_that_pushes_lends_nothing(bench: Bench) -> None:
+    with pytest.raises(UnsupportedByEngine, match="lends"):
+        bench.exchange.admit(sequence("lend"))
 
 
 async def test_a_release_on_the_prefill_side_is_repeated_for_what_vllm_has_not_told_its_workers_yet(bench: Bench) -> None:

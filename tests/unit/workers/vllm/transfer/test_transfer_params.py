@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
     "remote_num_tokens": 100,
     "transfer_mode": "push",
 }
+LENT = transfer_params.lent(GOOD | {"remote_num_tokens": 65}, until=7.5)
 
 
 def checked(**changes: Any) -> dict[str, Any]:
@@ -84,3 +85,26 @@ def test_an_id_that_looks_like_vllms_own_is_kept_whole() -> None:
     given = transfer_params.prefill_id("a.b-0123abcd")
     assert transfer_params.base_id(f"{given}-89abcdef") == given
     assert transfer_params.sequence_of(f"{given}-89abcdef") == "a.b-0123abcd"
+
+
+def test_a_lent_prefix_passes_as_what_a_prefill_side_is_asked() -> None:
+    asked = transfer_params.borrowed(LENT, prompt_tokens=100)
+    assert (asked["do_remote_decode"], asked["do_remote_prefill"]) == (True, False)
+    assert (asked["remote_num_tokens"], asked["remote_blocks_expiry_time"]) == (65, 7.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_remote_decode": False},
+        {"remote_blocks_expiry_time": None},
+        {"remote_num_tokens": 101},
+        {"remote_num_tokens": 0},
+        {"remote_block_ids": [[]]},
+        {"remote_block_ids": [["x"]]},
+        {"remote_host": None},
+    ],
+)
+def test_a_lent_prefix_that_vllm_could_not_work_with_is_a_failed_transfer(changes: dict[str, Any]) -> None:
+    with pytest.raises(TransferFailed):
+        transfer_params.borrowed(LENT | changes, prompt_tokens=100)
