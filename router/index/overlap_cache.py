@@ -9,7 +9,7 @@ that changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.router.errors import UnknownWorker
@@ -24,7 +24,7 @@ _DEEP = 8  # a chain in more runs than this is joined again where that is possib
 class _Run:
     blocks: list[int]
     children: dict[int, _Run] = field(default_factory=dict)  # by their first block
-    requests: set[str] = field(default_factory=set)
+    requests: dict[str, None] = field(default_factory=dict)  # in the order in which they came
     reach: dict[str, Overlap] = field(default_factory=dict)  # as if the chain began here
     changed: set[str] = field(default_factory=set)  # workers to be matched again
     unknown: bool = True  # all workers to be matched again
@@ -56,7 +56,7 @@ class OverlapCache:
         self._requests: dict[str, _Request] = {}
         self._watchers: dict[int, _Run] = {}
         self._dirty: set[_Run] = set()
-        self._stale: set[str] = set()  # requests whose overlaps have changed, as far as dirty runs were matched again
+        self._stale: dict[str, None] = {}  # requests whose overlaps have changed, as far as dirty runs were matched again
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -72,17 +72,17 @@ class OverlapCache:
         self.untrack(request_id)
         request = self._requests[request_id] = _Request(list(chain))
         request.path = self._insert(request_id, request.chain)
-        self._stale.add(request_id)
+        self._stale[request_id] = None
 
     def untrack(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._stale.discard(request_id)
+        self._stale.pop(request_id, None)
         path = request.path or self._path(request)
         siblings = self._roots
         for run in path:
-            run.requests.discard(request_id)
+            run.requests.pop(request_id, None)
             if not run.requests:
                 siblings.pop(run.blocks[0], None)
                 self._discard(run)
@@ -91,10 +91,10 @@ class OverlapCache:
             for run in reversed(path):
                 self._join(run)
 
-    def stale(self) -> list[str]:
-        """List requests whose overlaps may have changed since the last call of `overlaps`."""
+    def stale(self) -> Collection[str]:
+        """Return the requests whose overlaps may have changed since they were last refreshed. Do not keep it over a refresh."""
         self._refresh_dirty()
-        return list(self._stale)
+        return self._stale.keys()
 
     def _refresh_dirty(self) -> None:
         """Match dirty runs again.
@@ -114,13 +114,21 @@ class OverlapCache:
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
         """Return the overlaps of a request as of now. Raises KeyError if it is not tracked.
 
-        The returned mapping does not change any more; ask again after changes.
+        The returned mapping changes when it is refreshed later, and no more once the request is not tracked any longer.
+        """
+        self.refresh(request_id)
+        return self._requests[request_id].found
+
+    def refresh(self, request_id: str) -> Collection[str] | None:
+        """Bring the overlaps of a request up to date. Raises KeyError if it is not tracked.
+
+        Return the workers whose overlaps may have changed by that; None = any, and `overlaps` returns another mapping.
         """
         request = self._requests[request_id]
         if self._dirty:
             self._refresh_dirty()
         if request_id not in self._stale:
-            return request.found
+            return ()
         whole = request.path is None or not request.seen
         path = request.path = request.path or self._path(request)
         changed: set[str] = set()
@@ -132,20 +140,22 @@ class OverlapCache:
                 whole = fresh < 0
                 changed.update(run.log[max(0, fresh) :])
         if whole:
-            found = {worker: _fold(path, worker) for worker in path[0].reach} if path else {}
+            found = request.found = dict(path[0].reach) if path else {}
+            for worker in path[1].reach if len(path) > 1 else ():  # how far others reach says the first run alone
+                if worker in found:
+                    found[worker] = _fold(path, worker)
         else:
-            found = dict(request.found)
+            found = request.found
             for worker in changed:
                 overlap = _fold(path, worker)
                 if overlap.blocks:
                     found[worker] = overlap
                 else:
                     found.pop(worker, None)
-        request.found = found
         request.seen = [run.forgotten + len(run.log) for run in path]
         if not any(run.odd for run in path):
-            self._stale.discard(request_id)
-        return found
+            self._stale.pop(request_id, None)
+        return None if whole else changed
 
     # Changes in the index.
 
@@ -188,7 +198,9 @@ class OverlapCache:
             now = self._index.match_exact(run.blocks)
             run.log.extend(worker for worker in now.keys() | reach.keys() if now.get(worker) != reach.get(worker))
             run.reach = reach = dict(now)
+            deepest = max([overlap.blocks for overlap in reach.values()], default=0)
         else:
+            deepest = 0  # what was reached before is watched
             for worker in run.changed:
                 try:
                     overlap = self._index.match_worker(worker, run.blocks)
@@ -199,6 +211,7 @@ class OverlapCache:
                 run.log.append(worker)
                 if overlap.blocks:
                     reach[worker] = overlap
+                    deepest = max(deepest, overlap.blocks)
                 else:
                     del reach[worker]
         run.unknown = False
@@ -206,7 +219,7 @@ class OverlapCache:
         if len(run.log) > _LOG:
             run.forgotten += len(run.log)
             run.log.clear()
-        self._watch(run, max([overlap.blocks for overlap in reach.values()], default=0) + 1)
+        self._watch(run, deepest + 1)
 
     def _watch(self, run: _Run, upto: int) -> None:
         if upto <= run.watched or run.watched == len(run.blocks):
@@ -227,7 +240,7 @@ class OverlapCache:
             shared = _shared(run.blocks, chain, at)
             if shared < len(run.blocks):
                 self._split(run, shared)
-            run.requests.add(request_id)
+            run.requests[request_id] = None
             path.append(run)
             at += shared
             siblings = run.children
@@ -245,7 +258,7 @@ class OverlapCache:
     def _split(self, run: _Run, at: int) -> None:
         """Split a run: it keeps the first `at` blocks, and a new one behind it has the rest."""
         self._moved(run)
-        tail = _Run(run.blocks[at:], children=run.children, requests=set(run.requests), odd=run.odd)
+        tail = _Run(run.blocks[at:], children=run.children, requests=dict(run.requests), odd=run.odd)
         self._runs.add(tail)
         for block in run.blocks[at : run.watched]:
             if self._watchers.get(block) is run:

@@ -5,7 +5,7 @@ All block names are chain values (`headrace.broker.blocks`), u64; a *chain* is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 Tier = Literal["device", "host", "disk"]
@@ -126,10 +126,19 @@ class CacheView(Protocol):
         """Forget a request. An unknown one is ignored."""
 
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
-        """Return the current overlaps of a tracked request: cached, and recomputed only for later changes."""
+        """Return the current overlaps of a tracked request: cached, and recomputed only for later changes.
 
-    def stale(self) -> Sequence[str]:
-        """List tracked requests whose overlaps may have changed since the last call of `overlaps`."""
+        The mapping changes when the request is refreshed, and no more once it is not tracked any longer.
+        """
+
+    def refresh(self, request_id: str) -> Collection[str] | None:
+        """Bring the overlaps of a tracked request up to date.
+
+        Return the workers whose overlaps may have changed by that; None = any, and `overlaps` returns another mapping.
+        """
+
+    def stale(self) -> Collection[str]:
+        """Return the tracked requests whose overlaps may have changed since. Do not keep it over a refresh."""
 
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
         """Return the overlap with every block compared, predictions included, for the decision that is about to be made."""

@@ -6,7 +6,7 @@ confirmed it yet.  A worker without events has only the second kind, for longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headrace.router.errors import UnknownWorker
 from headrace.router.index.factory import create_index
@@ -128,7 +128,10 @@ class Caches:
         """Return the current overlaps of a request. Raises KeyError if it is not tracked."""
         return self._chains.overlaps(request_id)
 
-    def stale(self) -> Sequence[str]:
+    def refresh(self, request_id: str) -> Collection[str] | None:
+        return self._chains.refresh(request_id)
+
+    def stale(self) -> Collection[str]:
         return self._chains.stale()
 
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:

@@ -249,6 +249,7 @@ class Calibration:
         self._epochs: dict[str, int] = {}
         self._mean = self._default
         self._mean_age = 0  # samples since it was taken
+        self._mean_of = 0  # workers that it was taken of
         self.young: set[str] = set()  # workers that have reported, and are still judged by the others, too
         self.unused: Counter[str] = Counter()  # reported steps that taught nothing, by reason
 
@@ -274,7 +275,7 @@ class Calibration:
         if model.samples >= max(OPEN_SAMPLES, self._settings.min_samples):
             self.young.discard(worker)
         self._mean_age += 1
-        if model.samples != self._settings.min_samples and self._mean_age * 8 < len(self._workers):
+        if self._mean_age * 8 < self._mean_of:
             return False
         self._take_mean()
         return True
@@ -302,8 +303,9 @@ class Calibration:
         return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s)
 
     def _take_mean(self) -> None:
-        """Take the mean again: O(workers), so only after some samples for each eight workers."""
+        """Take the mean again: O(workers), so only after one sample for each eight that it was taken of."""
         known = [model for model in self._workers.values() if model.samples >= self._settings.min_samples]
         most = 1.0 / (1.0 - self._settings.forgetting)
+        self._mean_of = len(known)
         self._mean = weighted_mean([(model.coefficients, model.counts) for model in known], most) if known else self._default
         self._mean_age = 0

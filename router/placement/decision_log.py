@@ -11,16 +11,17 @@ import numpy as np
 
 from headrace.broker.messages import Candidate, Decided, Explanation, FleetDecision, PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
-from headrace.router.placement.costs.array_costs import Costs, costs
+from headrace.router.placement.costs.array_costs import costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.eligibility import why_not
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.policies import Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting
-from headrace.router.placement.worker_view import Floats, WorkerView
+from headrace.router.placement.worker_view import Bools, Floats, WorkerView
 
 EACH = 8  # decisions remembered per request, and requests per client's id
+MOST_WORKERS = 64  # of a decision, remembered: of more the cheapest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class DecisionSnapshot:
     uncached: Floats
     work: Floats
     workers: WorkerView
-    ways: Costs | None = None  # where prompts may be computed elsewhere
+    ways: tuple[Floats, Bools] | None = None  # where prompts may be computed elsewhere: least costs, and room
 
     def candidates(self) -> list[Candidate]:
         """List the workers with their costs, cheapest first."""
@@ -42,7 +43,7 @@ class DecisionSnapshot:
         cost = workers.wait_s + self.work * workers.token_s + workers.step_s
         room = workers.room
         if self.ways is not None:
-            cost, room = np.where(np.isfinite(self.ways.cost[0]), self.ways.cost[0], cost), self.ways.free[0]
+            cost, room = np.where(np.isfinite(self.ways[0]), self.ways[0], cost), self.ways[1]
         for column, (name, reason) in enumerate(zip(self.names, self.reasons, strict=True)):
             overlap = self.overlaps.get(name, NO_OVERLAP)
             found.append(
@@ -146,23 +147,36 @@ def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, wind
         return policy
     if pick.aged:
         return "aged"
-    best = max((found.blocks for found in row.overlaps.values()), default=0)
-    return "prefix" if overlap.blocks and overlap.blocks >= best else "load"
+    if not overlap.blocks:
+        return "load"
+    best = max((found.blocks for found in set(row.overlaps.values())), default=0)
+    return "prefix" if overlap.blocks >= best else "load"
 
 
 def take_snapshot(
     row: CostRow, window: CostMatrix, loads: LoadTable, workers: WorkerView, settings: SchedulerSettings
 ) -> DecisionSnapshot:
-    """Keep the present state as seen by this request."""
-    disagg = workers.prefill is not None
+    """Keep the present state as seen by this request: of a large pool the cheapest workers."""
+    uncached, work, ways = window.uncached[row.number], window.work[row.number], None
+    if workers.prefill is not None:
+        found = costs(window, np.array([row.number]), workers, 0.0, settings)
+        ways = found.cost[0], found.free[0]
+    if len(loads) <= MOST_WORKERS:
+        return DecisionSnapshot(
+            loads.names, reasons(row.request, loads), row.overlaps, uncached.copy(), work.copy(), workers, ways
+        )
+    cost = workers.wait_s + work * workers.token_s + workers.step_s if ways is None else ways[0]
+    cost = np.where(window.eligible[row.number], cost, np.inf)
+    columns = np.argpartition(cost, MOST_WORKERS)[:MOST_WORKERS]
+    names = tuple(loads.names[column] for column in columns)
     return DecisionSnapshot(
-        names=tuple(load.info.worker for load in loads),
-        reasons=reasons(row.request, loads),
-        overlaps=row.overlaps,
-        uncached=window.uncached[row.number].copy(),
-        work=window.work[row.number].copy(),
-        workers=workers,
-        ways=costs(window, np.array([row.number]), workers, 0.0, settings) if disagg else None,
+        names,
+        tuple(why_not(row.request, loads.ordered[column]) for column in columns),
+        {name: row.overlaps[name] for name in names if name in row.overlaps},
+        uncached[columns],
+        work[columns],
+        workers.part(columns),
+        None if ways is None else (ways[0][columns], ways[1][columns]),
     )
 
 

@@ -35,11 +35,11 @@ def comes(request: Waiting, loads: LoadTable) -> bool:
     return any(load.info.waking and not lacks(request, load.info) for load in loads)
 
 
-def eligible_columns(request: Waiting, loads: LoadTable) -> list[int]:
+def eligible_columns(request: Waiting, loads: LoadTable) -> Sequence[int]:
     """List the columns of the workers that may take the request."""
     anywhere = not request.worker and not request.require and not request.adapter
     if anywhere and (not loads.least_context or request.longest <= loads.least_context):
-        return [load.column for load in loads if not load.info.draining]
+        return loads.serving
     return [load.column for load in loads if not why_not(request, load)]
 
 

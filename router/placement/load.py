@@ -16,6 +16,8 @@ from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.placement.worker_columns import WorkerColumns
 
+MANY = 48  # workers, about
+
 
 @dataclass(slots=True)
 class LoadEntry:
@@ -47,6 +49,7 @@ class WorkerLoad:
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
     kept_on_trial: bool = False  # more suspects wait for it
+    described: bool = False  # by `ManyWorkers`, as it is now; whoever changes a field from outside unsets it
     alone: bool = False  # no other worker serves the pool: others run beside its suspects, but for one that is to run alone
 
     # What is on its way.
@@ -56,6 +59,7 @@ class WorkerLoad:
         self.entries[request_id] = LoadEntry(tokens, blocks, now_s, limit=limit, yields=yields)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
+        self.described = False
         if yields:
             self._yielding += 1
             self._yielding_blocks += blocks
@@ -72,6 +76,7 @@ class WorkerLoad:
         if entry is not None:
             self._entry_tokens -= entry.tokens
             self._entry_blocks -= entry.blocks
+            self.described = False
             if entry.yields:
                 self._yielding -= 1
                 self._yielding_blocks -= entry.blocks
@@ -81,6 +86,7 @@ class WorkerLoad:
         """Take a load report over, and drop the entries of started requests: the report counts them."""
         self.report = report
         self.reported_s = now_s
+        self.described = False
         for request_id in [i for i, entry in self.entries.items() if entry.started_s is not None]:
             self.remove_entry(request_id)
 
@@ -108,6 +114,11 @@ class WorkerLoad:
             done = (now_s - self.reported_s) * self.speed.prefill_tokens_per_s
             queued = max(0.0, self.report.queued_prefill_tokens - done)
         return queued + self._entry_tokens
+
+    @property
+    def placed_tokens(self) -> int:
+        """Prompt tokens on their way."""
+        return self._entry_tokens
 
     @property
     def queued_tokens(self) -> float:
@@ -189,6 +200,7 @@ class WorkerLoad:
         return min(int(self.info.slots * seconds / self.residency_s), self.info.slots)
 
     def note_residency(self, took_s: float) -> None:
+        self.described = False
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 
     def slot_wait_s(self, *, batch: bool = False) -> float:
@@ -208,6 +220,11 @@ class LoadTable(WorkerColumns[WorkerLoad]):
 
     def __init__(self) -> None:
         super().__init__(WorkerLoad)
+        self.version = 0  # of the columns
+        self.many = False  # so many that describing them as arrays (`ManyWorkers`) is the quicker way
+        self.names: tuple[str, ...] = ()
+        self.serving: list[int] = []  # columns of the workers that do not drain
+        self._oldest_s = -inf  # no entry is older, as far as is known
         self.fleets: tuple[str, ...] = ()  # of the workers, sorted
         self.least_context = 0  # tokens that every worker takes, prompt and answer together; 0 = no worker says
 
@@ -221,14 +238,28 @@ class LoadTable(WorkerColumns[WorkerLoad]):
         self._note_workers()
         return removed
 
+    def expire(self, now_s: float, *, after_s: float) -> None:
+        """Drop entries of all workers that were placed longer ago than this and were never confirmed."""
+        if now_s - after_s <= self._oldest_s:
+            return
+        for load in self:
+            if load.entries:
+                load.expire(now_s - after_s)
+        left = (entry.placed_s for load in self for entry in load.entries.values())
+        self._oldest_s = min(left, default=now_s)
+
     @property
     def only_worker(self) -> bool:
         """True where one worker, with all its ranks, is all that stays."""
         return len({worker_of(load.info.worker) for load in self if not load.info.draining}) == 1
 
     def _note_workers(self) -> None:
+        self.version += 1
+        self.names = tuple(load.info.worker for load in self)
+        self.serving = [load.column for load in self if not load.info.draining]
+        self.many = len(self) >= MANY
         self.fleets = tuple(sorted({load.info.fleet for load in self}))
         self.least_context = min((load.info.context for load in self if load.info.context), default=0)
         alone = self.only_worker
         for load in self:
-            load.alone = alone
+            load.alone, load.described = alone, False

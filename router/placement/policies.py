@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.router.placement.costs import scalar_choice
+from headrace.router.placement.costs import array_choice, scalar_choice
 from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.fleets.choice import PREFERENCE_S
@@ -52,13 +52,15 @@ class KvPolicy:
     ) -> Pick | None:
         settings = self._settings
         several = self._fleets is not None and self._fleets.several
-        if not several and scalar_choice.applies(len(group), workers, settings):
-            chosen = scalar_choice.choose(group, window, workers, congestion, now_s, settings)
-            self.passed_up = chosen.passed_up
-            return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
-        return self._pick_of_many(group, window, workers, congestion, now_s)
+        if several or not array_choice.applies(workers, settings):
+            return self._pick_by_all_costs(group, window, workers, congestion, now_s)
+        few = scalar_choice.applies(len(group), workers)
+        choose = scalar_choice.choose if few else array_choice.choose
+        chosen = choose(group, window, workers, congestion, now_s, settings)
+        self.passed_up = chosen.passed_up
+        return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
 
-    def _pick_of_many(
+    def _pick_by_all_costs(
         self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
     ) -> Pick | None:
         settings = self._settings

@@ -14,8 +14,8 @@ from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.admission import Admission
-from headrace.router.placement.costs.cost import has_room, make_worker_view
-from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.costs.cost import has_room
+from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
@@ -34,11 +34,14 @@ from headrace.router.placement.suspects.suspects import Suspects, on_trial
 from headrace.router.placement.suspects.trials import WaitingSuspect
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from headrace.router.placement.unplaceable import Unplaceable
+from headrace.router.placement.window_refresh import WindowRefresh, least_uncached
 from headrace.router.placement.worker_registry import WorkerRegistry
 from headrace.router.placement.worker_view import WorkerView
 
 _RECHECK_S = 0.05  # while requests wait, at least so often
 _SOONEST_S = 0.001
+_PAIRS, _LEAST_CANDIDATES = 65_536, 32  # of a request and a worker that are weighed in a decision; requests, in any pool
+_PLACED, _LEAST_PLACED = 16_384, 8  # placements of one call, times workers: the event loop has other work, too
 
 
 class Scheduler:
@@ -58,15 +61,17 @@ class Scheduler:
         self._admission = Admission(settings.limits)
         self.disagg = DisaggPlanner(settings, self._loads, view)
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
+        self._refresh = WindowRefresh(view, self._window, self._queue)
         self._unplaceable = Unplaceable(self._window, self._loads, patience_s=settings.no_worker_s)
         self._suspects = Suspects(self._loads, self._window, self._queue)
         self._workers = WorkerRegistry(settings, self._loads, self.disagg, self._suspects.lost)
         self._presence = InteractivePresence(settings.batch_quiet_s)
-        self._room = Room(settings, self._loads, self._queue, self._presence)
+        self._room = Room(settings, self._loads, self._workers, self._queue, self._presence, self.disagg)
         self._fleets = FleetChooser(settings, self._loads, self._queue.predicted_output, grid)
         self._policy = make_policy(settings, self._rng, self._fleets)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
+        self._more = False  # the last call of `decide` has left something
 
     # Workers.
 
@@ -150,7 +155,7 @@ class Scheduler:
         self._view.track(request.id, request.chain)
         overlaps = self._view.overlaps(request.id)
         row = self._window.add(request, overlaps, now_s)
-        uncached = self._least_uncached(row)
+        uncached = least_uncached(row, self._window)
         shed = self._admission.admit(
             request,
             uncached=uncached,
@@ -206,10 +211,11 @@ class Scheduler:
         if load is not None:
             load.remove_entry(request.id)
             load.full_s = now_s
+            load.described = False
         self.disagg.pool.close(request.id, now_s)
         self._view.track(request.id, request.chain)
         row = self._window.add(request, self._view.overlaps(request.id), now_s)
-        self._queue.unplace(request, tokens=self._least_uncached(row))
+        self._queue.unplace(request, tokens=least_uncached(row, self._window))
         self._suspects.unplace(placement)
 
     def _drop_request(self, request_id: str) -> None:
@@ -221,64 +227,57 @@ class Scheduler:
     # Decisions.
 
     def decide(self, now_s: float) -> list[Decision]:
-        """Decide all that can be decided now. Call it after any change, and at `next_wake_s`."""
+        """Decide what can be decided now, in a large pool a part of it. Call it after any change, and at `next_wake_s`."""
+        self._more = False
         self._view.expire(now_s)
-        for load in self._loads:
-            if load.entries:
-                load.expire(now_s - self.settings.entry_expiry_s)
+        self._loads.expire(now_s, after_s=self.settings.entry_expiry_s)
         if self.disagg.pool.jobs:
             self.disagg.pool.expire(now_s)
         if not len(self._window):
             return []
-        self._refresh()
+        self._refresh.some()
         decisions: list[Decision] = [*self._shed_overdue(now_s)]
         if not len(self._loads):
             return decisions
         decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s), now_s)
+        placements, most = 0, max(_LEAST_PLACED, _PLACED // len(self._loads))
         while len(self._window) > len(self._suspects):
+            if placements == most:
+                self._more = True
+                break
             side = self.disagg.prefill_side(now_s)
             if not self._any_room(side, now_s):
                 break
-            workers = self._worker_view(side, now_s)
+            workers = self._room.view(side, now_s)
             if len(self.routers) > 1:
                 self._backoff.note_rooms(workers.all_room, self._loads, now_s)
             placement = self._place_one(workers, now_s)
             if placement is None:
                 break
             decisions.append(placement)
+            placements += 1
         return decisions
 
-    def _refresh(self) -> None:
-        for request_id in self._view.stale():
-            row = self._window.refresh(request_id, self._view.overlaps(request_id))
-            if row is not None:
-                self._queue.update(request_id, self._least_uncached(row))
-
-    def _worker_view(self, side: PrefillView | None, now_s: float, *, batch: bool = False) -> WorkerView:
-        awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
-        alone = self._room.alone(now_s) if batch else None
-        if alone is not None and side is not None:
-            side = self.disagg.for_batch(side, alone=alone)
-        return make_worker_view(
-            self._loads, self.settings, self._workers.recent, now_s, prefill=side, awaited=awaited, batch_alone=alone
-        )
-
     def _any_room(self, side: PrefillView | None, now_s: float) -> bool:
-        if any(self._room.takes_next(load, now_s) for load in self._loads):
+        if self._room.any(now_s):
             return True
         if side is not None and side.room.any() and side.takes.any():
             return True
-        self._backoff.note_no_room(self._loads)
+        if len(self.routers) > 1:
+            self._backoff.note_no_room(self._loads)
         return False
 
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
         passed_up = False
         interactive = workers
-        for group in self._queue.groups(self.settings.candidates, now_s):
+        most = min(self.settings.candidates, max(_LEAST_CANDIDATES, _PAIRS // len(self._loads)))
+        groups = self._queue.groups(most, now_s)
+        self._refresh.candidates(groups)
+        for group in groups:
             if group.over_share and passed_up:
                 continue  # otherwise a flood would get every worker that others leave for the sake of their caches
             requests = group.requests
-            workers = self._worker_view(interactive.prefill, now_s, batch=True) if group.batch else interactive
+            workers = self._room.view(interactive.prefill, now_s, batch=True) if group.batch else interactive
             congestion = self._room.congestion(len(self.routers), batch=group.batch)
             while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
                 load = self._loads.ordered[pick.column]
@@ -307,7 +306,7 @@ class Scheduler:
 
     def _place_on_trial(self, suspect: WaitingSuspect, load: WorkerLoad, now_s: float) -> Placement:
         request = suspect.request
-        workers = self._worker_view(None, now_s)
+        workers = self._room.view(None, now_s)
         overlap = self._verify(load.info.worker, request)
         wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
         plan = local_plan(request, load, overlap, workers, wait_s, decision="trial" if self.disagg.known else "")
@@ -337,7 +336,6 @@ class Scheduler:
         if not (plan.remote and load.info.kv_events):
             blocks_held = placement.new_blocks if load.info.kv_events else request.chain
             self._view.predict(worker, blocks_held, now_s=now_s)
-        self._refresh()
 
     def _verify(self, worker: str, request: Waiting) -> Overlap:
         return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
@@ -364,19 +362,13 @@ class Scheduler:
         """Return when to decide again if nothing happens before; None = not needed."""
         if not len(self._window):
             return None
+        if self._more:
+            return now_s + _SOONEST_S
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
-        for load in self._loads:
-            speed = load.speed.prefill_tokens_per_s
-            over = load.pending_tokens(now_s) - self._room.lookahead_tokens(load, now_s)
-            if over > 0:
-                wake_s = min(wake_s, now_s + over / speed)
+        wake_s = min(wake_s, self._room.next_s(now_s))
         if len(self.disagg.pool):
             wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
-
-    def _least_uncached(self, row: CostRow) -> float:
-        uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few
-        return min(uncached, default=float(row.request.tokens))
 
     def queued_prefill_tokens(self, now_s: float) -> float:
         """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
@@ -392,8 +384,8 @@ class Scheduler:
         found = self._log.find(request_id)
         rows = [row for row in self._window.rows.values() if request_id in (row.request.id, row.request.name)]
         if rows:
-            self._refresh()
-            workers = self._worker_view(self.disagg.prefill_side(now_s), now_s)
+            self._refresh.requests([row.request.id for row in rows])
+            workers = self._room.view(self.disagg.prefill_side(now_s), now_s)
         for row in rows:
             snapshot = take_snapshot(row, self._window, self._loads, workers, self.settings)
             found.append(waiting_decision(row, snapshot, now_s))

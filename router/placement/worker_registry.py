@@ -13,6 +13,7 @@ from headrace.router.placement.calibration import Calibration
 from headrace.router.placement.costs.cost import RecentWork
 from headrace.router.placement.disagg_planner import DisaggPlanner
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.many_workers import ManyWorkers
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.suspects.lost_workers import LostWorkers
 from headrace.router.placement.types import WorkerInfo
@@ -29,6 +30,7 @@ class WorkerRegistry:
         self._calibrations: dict[str, Calibration] = {}  # by fleet: workers of one are alike, those of two are not
         self.recent = RecentWork(settings.balance_horizon)
         self._loads = loads
+        self.many = ManyWorkers(loads, settings, self.recent)
         self._disagg = disagg
         self._lost = lost
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
@@ -89,12 +91,14 @@ class WorkerRegistry:
             load.on_report(report, now_s)
             load.full_s = None
             load.speed = speed
+            load.described = False
         return load
 
     def _set_speed_of_young(self, calibration: Calibration) -> None:
         for worker in calibration.young:
-            if (load := self._loads.get(worker)) is not None:
-                load.speed = calibration.estimate(worker)
+            if (load := self._loads.get(worker)) is not None and (speed := calibration.estimate(worker)) != load.speed:
+                load.speed = speed
+                load.described = False
 
     def _calibration(self, fleet: str) -> Calibration:
         found = self._calibrations.get(fleet)
@@ -159,6 +163,11 @@ class WorkerRegistry:
 
     def pool_speed(self, routers: int, now_s: float) -> PoolSpeed:
         """Return what this router may count on. Its window holds about as much as each other one, and all use these workers."""
-        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self._disagg.pool.queued_tokens(now_s)
-        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self._disagg.speed()
+        pending, speed = self.many.totals(now_s) if self._loads.many else self._totals(now_s)
+        pending += self._disagg.pool.queued_tokens(now_s)
+        speed += self._disagg.speed()
         return PoolSpeed(tokens_per_s=speed / routers, pending_tokens=pending / routers)
+
+    def _totals(self, now_s: float) -> tuple[float, float]:
+        pending = sum(load.pending_tokens(now_s) for load in self._loads)
+        return pending, sum(load.speed.prefill_tokens_per_s for load in self._loads)

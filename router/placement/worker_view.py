@@ -1,4 +1,4 @@
-"""Describes all workers at one moment, as a decision sees them: plain lists, and the same as arrays on demand.
+"""Describes all workers at one moment, as a decision sees them: as plain lists and as arrays, the one from the other on demand.
 
 The choice among a few requests is quicker without arrays (`scalar_choice.py`), among many with them (`array_costs.py`); both
 must see the same numbers.
@@ -6,8 +6,7 @@ must see the same numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
 
-@dataclass(kw_only=True)
 class WorkerView:
     """A value per column. The lists are named `all_…`; the arrays have the same names without that."""
 
@@ -32,41 +30,41 @@ class WorkerView:
     all_running: list[int]
     all_unevenness: list[float]
     all_disturbed: list[float]  # loss of the running requests, in parts of the service
-    prefill: PrefillView | None = None  # None: every prompt is computed where it is answered
+    wait_s: Floats
+    pending: Floats
+    token_s: Floats
+    step_s: Floats
+    room: Bools
+    blocks_free: Floats
+    running: Ints
+    unevenness: Floats
+    disturbed: Floats
 
-    @cached_property
-    def wait_s(self) -> Floats:
-        return np.array(self.all_wait_s)
+    def __init__(self, *, prefill: PrefillView | None = None, **columns: Any) -> None:
+        """`columns`: all, each as a list or as an array. `prefill` None: every prompt is computed where it is answered."""
+        self.prefill = prefill
+        self.__dict__.update(columns)
 
-    @cached_property
-    def pending(self) -> Floats:
-        return np.array(self.all_pending)
+    def __getattr__(self, name: str) -> Any:
+        """Make the form of a column that is missing from the other one."""
+        if name not in WorkerView.__annotations__:
+            raise AttributeError(name)
+        if name.startswith("all_"):
+            found: Any = self.__dict__[name.removeprefix("all_")].tolist()
+        else:
+            found = np.array(self.__dict__["all_" + name], dtype=_TYPES.get(name, np.float64))
+        self.__dict__[name] = found
+        return found
 
-    @cached_property
-    def token_s(self) -> Floats:
-        return np.array(self.all_token_s)
-
-    @cached_property
-    def step_s(self) -> Floats:
-        return np.array(self.all_step_s)
-
-    @cached_property
-    def room(self) -> Bools:
-        return np.array(self.all_room, dtype=np.bool_)
-
-    @cached_property
-    def blocks_free(self) -> Floats:
-        return np.array(self.all_blocks_free)
-
-    @cached_property
-    def unevenness(self) -> Floats:
-        return np.array(self.all_unevenness)
-
-    @cached_property
-    def disturbed(self) -> Floats:
-        return np.array(self.all_disturbed)
+    def part(self, columns: Ints) -> WorkerView:
+        """Copy what is needed of these columns to explain a decision."""
+        return WorkerView(**{name: getattr(self, name)[columns] for name in _EXPLAINED})
 
     def close(self, column: int) -> None:
         """Give this worker nothing in this decision."""
         self.all_room[column] = False
         self.__dict__.pop("room", None)
+
+
+_EXPLAINED = ("wait_s", "pending", "token_s", "step_s", "room", "running")
+_TYPES = {"room": np.bool_, "running": np.intp}

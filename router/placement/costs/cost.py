@@ -23,15 +23,15 @@ balance by themselves, so this decides only between workers that have room and i
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import fsum, inf
 
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.worker_view import WorkerView
 
-_FEW = 3.0
-_STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
+FEW = 3.0
+STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
 
 
 class RecentWork:
@@ -42,21 +42,25 @@ class RecentWork:
         self._scale = 1.0
         self._tokens: dict[str, float] = {}
         self._requests: dict[str, float] = {}
+        self.touched: set[str] = set()  # workers whose sums have changed
 
     def add(self, worker: str, tokens: float) -> None:
         """Count new work. It weighs ever more, instead of old work less: the same ratios, and one operation per request."""
         self._scale /= self._fade
         self._tokens[worker] = self._tokens.get(worker, 0.0) + tokens * self._scale
         self._requests[worker] = self._requests.get(worker, 0.0) + self._scale
+        self.touched.add(worker)
         if self._scale > 1e100:
             for sums in (self._tokens, self._requests):
                 for name in sums:
                     sums[name] /= self._scale
+            self.touched.update(self._tokens)
             self._scale = 1.0
 
     def remove(self, worker: str) -> None:
         self._tokens.pop(worker, None)
         self._requests.pop(worker, None)
+        self.touched.discard(worker)
 
     def join(self, worker: str, others: list[str]) -> None:
         """Assume that a new worker has had its share: otherwise all requests would go there until it has caught up."""
@@ -64,18 +68,27 @@ class RecentWork:
             self._tokens[worker] = sum(self._tokens.get(name, 0.0) for name in others) / len(others)
             self._requests[worker] = sum(self._requests.get(name, 0.0) for name in others) / len(others)
 
+    def share(self, worker: str) -> tuple[float, float]:
+        """Return the tokens and the requests of a worker, in units of `scale`."""
+        return self._tokens.get(worker, 0.0), self._requests.get(worker, 0.0)
+
+    @property
+    def scale(self) -> float:
+        return self._scale
+
     def unevenness(self, workers: list[str], strength: float) -> list[float]:
         """Return the factor of each worker, at least 1."""
         if strength <= 0 or len(workers) < 2:
             return [1.0] * len(workers)
         # A few requests more than the others are no unevenness yet.
-        tokens_each = max(sum(self._tokens.values()) / (sum(self._requests.values()) or 1.0), 1.0)
+        # Sums are exact, so that they are the same in whatever order.
+        tokens_each = max(fsum(self._tokens.values()) / (fsum(self._requests.values()) or 1.0), 1.0)
         # Requests count twice: their tokens even out by themselves as caches fill, their number does not.
         # Plain floats: for the usual few workers a dozen array operations cost several times as much.
         factor = [1.0] * len(workers)
-        for sums, unit, weight in ((self._tokens, _FEW * tokens_each, strength), (self._requests, _FEW, 2 * strength)):
+        for sums, unit, weight in ((self._tokens, FEW * tokens_each, strength), (self._requests, FEW, 2 * strength)):
             share = [sums.get(name, 0.0) / self._scale for name in workers]
-            mean = sum(share) / len(share)
+            mean = fsum(share) / len(share)
             for column, own in enumerate(share):
                 if own > mean:
                     factor[column] *= 1.0 + weight * (own - mean) / (mean + unit)
@@ -135,7 +148,7 @@ def make_worker_view(
         running.append(busy)
         waits.append(tokens / rate + (load.slot_wait_s(batch=batch) if busy >= info.slots or load.on_trial else 0.0))
         decode_s = speed.per_decode_s * busy
-        token_s.append(1.0 / rate + decode_s / (info.step_tokens or _STEP_TOKENS))
+        token_s.append(1.0 / rate + decode_s / (info.step_tokens or STEP_TOKENS))
         step_s.append(speed.base_s + decode_s)
         free = load.blocks_free(batch=batch) if busy else inf  # an empty worker takes anything
         if batch:

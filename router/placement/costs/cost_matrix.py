@@ -5,7 +5,7 @@ It is kept current as overlaps change, so that a decision is a few operations on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import tanh
 from typing import Any
@@ -64,6 +64,11 @@ class CostMatrix:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return len(self._loads)
+
     def __contains__(self, request_id: object) -> bool:
         return request_id in self.rows
 
@@ -88,22 +93,20 @@ class CostMatrix:
             self._free.append(row.number)
         return row
 
-    def refresh(self, request_id: str, overlaps: Mapping[str, Overlap]) -> CostRow | None:
-        """Update the row of a request whose overlaps have changed."""
+    def refresh(
+        self, request_id: str, overlaps: Mapping[str, Overlap], changed: Collection[str] | None = None
+    ) -> CostRow | None:
+        """Update the row of a request whose overlaps have changed. `changed`: for these workers; None = for any."""
         row = self.rows.get(request_id)
-        if row is None or row.overlaps is overlaps:
+        if row is None:
             return None
-        before, row.overlaps = row.overlaps, overlaps
-        if row.request.prefer:
+        row.overlaps = overlaps
+        if row.request.prefer or changed is None:
             self._fill_work(row)
             return row
         request, n = row.request, row.number
-        gone = before.keys() - overlaps.keys()
-        for worker in gone:
-            self._set(n, worker, max(request.tokens, 1.0))
-        for worker, overlap in overlaps.items():
-            if before.get(worker) is not overlap:  # those that have not changed are the same objects
-                self._set(n, worker, uncached_tokens(request, overlap, self._tiers))
+        for worker in changed:
+            self._set(n, worker, uncached_tokens(request, overlaps.get(worker, NO_OVERLAP), self._tiers))
         return row
 
     def _set(self, n: int, worker: str, tokens: float) -> None:
@@ -165,10 +168,14 @@ class CostMatrix:
         request, tiers, n = row.request, self._tiers, row.number
         uncached = self.uncached[n]
         uncached[:] = max(request.tokens, 1.0)
+        tokens: dict[Overlap, float] = {}  # many workers have the same part of it
         for worker, overlap in row.overlaps.items():
             load = self._loads.get(worker)
-            if load is not None and overlap is not NO_OVERLAP:
-                uncached[load.column] = uncached_tokens(request, overlap, tiers)
+            if load is not None:
+                found = tokens.get(overlap)
+                if found is None:
+                    found = tokens[overlap] = uncached_tokens(request, overlap, tiers)
+                uncached[load.column] = found
         self.work[n] = uncached
         if len(self._prefill):
             self._fill_remote(row)

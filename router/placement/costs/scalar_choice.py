@@ -35,9 +35,9 @@ class ScalarChoice:
     passed_up: bool = False
 
 
-def applies(requests: int, workers: WorkerView, settings: SchedulerSettings) -> bool:
-    """Return whether `choose` is the quicker way and may be used: no prefill workers, and no temperature."""
-    return workers.prefill is None and settings.temperature <= 0 and requests * (len(workers.all_room) + ROW) <= MOST_PAIRS
+def applies(requests: int, workers: WorkerView) -> bool:
+    """Return whether `choose` is the quicker way, where `array_choice` may be used at all."""
+    return requests * (len(workers.all_room) + ROW) <= MOST_PAIRS
 
 
 def choose(

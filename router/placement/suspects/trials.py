@@ -109,11 +109,13 @@ class Trials:
         ranks = self._ranks_of(load)
         for rank in ranks:
             rank.kept_on_trial = bool(self._waiting) and len(self._loads) > len(ranks)
+            rank.described = False
 
     def release_workers(self) -> None:
         """Let workers have ordinary requests as soon as no suspect is there."""
         for load in self._loads:
             load.kept_on_trial = False
+            load.described = False
 
 
 def _open(load: WorkerLoad) -> bool:

@@ -1,4 +1,4 @@
-"""The choice among a few requests is that of the arrays, to the last bit."""
+"""Both short ways to a choice, one by one and as arrays, come to that of all costs, to the last bit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from headrace.router.index.types import Overlap
 from headrace.router.placement.calibration import SpeedEstimate
-from headrace.router.placement.costs import scalar_choice
+from headrace.router.placement.costs import array_choice, scalar_choice
 from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.disagg.prefill_pool import PrefillPool
 from headrace.router.placement.load import LoadTable
-from headrace.router.placement.policies import KvPolicy
+from headrace.router.placement.policies import KvPolicy, Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.router.placement.worker_view import WorkerView
@@ -72,30 +72,31 @@ def workers(rng, count):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_few_requests_are_placed_as_by_arrays(seed):
+@pytest.mark.parametrize("way", [scalar_choice, array_choice])
+def test_requests_are_placed_as_by_all_costs(seed, way):
     rng = random.Random(seed)
     placed = waited = 0
     for _ in range(150):
         window, group, now, settings = state(rng)
         congestion = rng.choice([0.0, 0.25, 2.75, 13.1])
         policy = KvPolicy(settings, random.Random(0))
-        assert scalar_choice.applies(len(group), now, settings)
-        chosen = policy.pick(group, window, now, congestion, NOW_S)
-        passed_up = policy.passed_up
-        assert chosen == policy._pick_of_many(group, window, now, congestion, NOW_S)
-        assert passed_up == policy.passed_up
-        placed += chosen is not None
-        waited += passed_up
+        chosen = way.choose(group, window, now, congestion, NOW_S, settings)
+        expected = policy._pick_by_all_costs(group, window, now, congestion, NOW_S)
+        found = Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
+        assert (found, chosen.passed_up) == (expected, policy.passed_up)
+        placed += expected is not None
+        waited += chosen.passed_up
     assert placed > 30
     assert waited > 3
 
 
-def test_many_requests_and_soft_choices_are_left_to_the_arrays():
+def test_many_requests_are_left_to_arrays_and_soft_choices_to_all_costs():
     now = workers(random.Random(0), 4)
     most = scalar_choice.MOST_PAIRS // (4 + scalar_choice.ROW)
-    assert scalar_choice.applies(most, now, SchedulerSettings())
-    assert not scalar_choice.applies(most + 1, now, SchedulerSettings())
-    assert not scalar_choice.applies(1, now, SchedulerSettings(temperature=0.5))
+    assert scalar_choice.applies(most, now)
+    assert not scalar_choice.applies(most + 1, now)
+    assert array_choice.applies(now, SchedulerSettings())
+    assert not array_choice.applies(now, SchedulerSettings(temperature=0.5))
 
 
 def test_a_worker_that_is_closed_has_no_room_in_either_form():
