@@ -1,4 +1,4 @@
-"""What a decision costs the router of a very large pool while very much waits, in virtual time.
+"""Measures a decision of the router of a very large pool while very much waits, in virtual time.
 
 A real scheduler over real caches; the workers are figures that start, report, store blocks and end requests at the times that
 their speed says. All requests are there from the start: the window takes as many as it holds, the others wait before it, as

@@ -49,7 +49,7 @@ class WorkerLoad:
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
     kept_on_trial: bool = False  # more suspects wait for it
-    described: bool = False  # by `ManyWorkers`, as it is now; whoever changes a field from outside unsets it
+    described: bool = False  # by `ManyWorkers`, as it is now; a change of a field from outside unsets it
     alone: bool = False  # no other worker serves the pool: others run beside its suspects, but for one that is to run alone
 
     # What is on its way.

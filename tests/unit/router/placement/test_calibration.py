@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from math import inf, isfinite, nan
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from headrace.router.placement.calibration import Calibration, SpeedEstimate, St
 from headrace.router.placement.settings import CalibrationSettings
 
 TRUTH = (0.008, 1 / 24_000, 0.00008)
+PREDICTED = ((0, 1), (0, 64), (512, 32), (8192, 0), (8192, 64))  # prefill tokens and decodes of steps that are predicted
 
 
 def prior() -> tuple[float, float, float]:
@@ -24,9 +26,13 @@ def prior() -> tuple[float, float, float]:
 
 def drive(
     model: StepTimes, truth, *, steps: int, seed: int = 0, noise: float = 0.05, outliers: float = 0.0, prefill=True
-) -> None:
-    """An engine of these coefficients: mixed steps, relative noise, now and then a pause or an impossibly short time."""
+) -> list[tuple[int, int]]:
+    """An engine of these coefficients: mixed steps, relative noise, now and then a pause or an impossibly short time.
+
+    Returns the prefill tokens and decodes of the steps.
+    """
     rng = random.Random(seed)
+    made = []
     for _ in range(steps):
         tokens = rng.choice([0, 0, rng.randint(1, 8192), 8192]) if prefill else 0
         decodes = rng.randint(0 if tokens else 1, 64)
@@ -34,6 +40,8 @@ def drive(
         if rng.random() < outliers:
             step_s *= rng.choice([0.02, 30.0, 100.0])
         assert model.observe(step_s, prefill_tokens=tokens, decodes=decodes) in ("", "too_large")
+        made.append((tokens, decodes))
+    return made
 
 
 def error(model: StepTimes, truth) -> float:
@@ -41,14 +49,35 @@ def error(model: StepTimes, truth) -> float:
     return max(abs(found / true - 1) for found, true in zip(model.coefficients, truth, strict=True))
 
 
-def step_error(model: StepTimes, truth) -> float:
-    """The largest relative error of predicted step times, which is what counts; a tiny coefficient may be off."""
+def step_errors(model: StepTimes, truth) -> list[float]:
+    """The relative errors of predicted step times, which are what counts; a tiny coefficient may be off."""
     found = model.coefficients
-    worst = 0.0
-    for tokens, decodes in ((0, 1), (0, 64), (512, 32), (8192, 0), (8192, 64)):
+    errors = []
+    for tokens, decodes in PREDICTED:
         true = truth[0] + truth[1] * tokens + truth[2] * decodes
-        worst = max(worst, abs((found[0] + found[1] * tokens + found[2] * decodes) / true - 1))
-    return worst
+        errors.append(abs((found[0] + found[1] * tokens + found[2] * decodes) / true - 1))
+    return errors
+
+
+def step_error(model: StepTimes, truth) -> float:
+    return max(step_errors(model, truth))
+
+
+def least_deviations(truth, steps, *, noise: float = 0.05) -> list[float]:
+    """The relative standard deviation that the least squares of all these steps have, at each of the predicted ones.
+
+    Where an engine's base is tiny, a step of one sequence says next to nothing beside those of dozens, and no method can tell
+    its time from steps that are noisy.
+    """
+
+    def parts(some) -> np.ndarray:
+        each = np.array([(1, tokens, decodes) for tokens, decodes in some], dtype=float) * np.array(truth)
+        return each / each.sum(axis=1)[:, None]
+
+    known, weights = parts(steps), CalibrationSettings().forgetting ** np.arange(len(steps) - 1, -1, -1)
+    inverse = np.linalg.inv((known * weights[:, None]).T @ known)
+    spread = noise**2 * inverse @ ((known * weights[:, None] ** 2).T @ known) @ inverse
+    return [float(np.sqrt(one @ spread @ one)) for one in parts(PREDICTED)]
 
 
 engines = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 5e-3), st.floats(1e-5, 2e-3))
@@ -56,10 +85,13 @@ engines = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 5e-3), st.floats(1e-5,
 
 @settings(max_examples=40, deadline=None)
 @given(truth=engines, seed=st.integers(0, 10_000))
+@example(truth=(1e-4, 2.5818363612605275e-06, 2e-3), seed=720)  # a step of one sequence is told 21 % too long: 3 deviations
 def test_it_finds_the_coefficients_of_any_engine(truth, seed) -> None:
+    """Within a tenth, or five standard deviations where the steps themselves say no more."""
     model = StepTimes(CalibrationSettings(), prior())
-    drive(model, truth, steps=400, seed=seed)
-    assert step_error(model, truth) < 0.10
+    steps = drive(model, truth, steps=400, seed=seed)
+    for error, deviation in zip(step_errors(model, truth), least_deviations(truth, steps), strict=True):
+        assert error < max(0.10, 5 * deviation)
 
 
 @settings(max_examples=20, deadline=None)
