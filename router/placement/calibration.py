@@ -65,6 +65,7 @@ class StepTimes:
     __slots__ = (
         "_a",
         "_b",
+        "_coefficients",
         "_counts",
         "_drift",
         "_error",
@@ -95,6 +96,7 @@ class StepTimes:
             max(value, share * first) for value, first in zip(prior, self._origin, strict=True)
         )
         self._prior = base_s, per_token_s, per_decode_s
+        self._coefficients: Vector | None = None  # None: to be computed
         self._factors = [1.0, 1.0, 1.0]  # estimate = prior × factors
         self._prior_weight = self._settings.prior_samples
         self._a = [0.0] * 6  # upper triangle: 00 01 02 11 12 22
@@ -122,11 +124,12 @@ class StepTimes:
         """
         if self._seen < self._settings.min_samples:
             return self._prior
-        first, second, third = (
-            min(max(prior * max(factor, LEAST_SHARE / reach(count)), LEAST_S), MOST_S)
-            for prior, factor, count in zip(self._prior, self._factors, self._counts, strict=True)
-        )
-        return first, second, third
+        if self._coefficients is None:
+            kept = []
+            for prior, factor, count in zip(self._prior, self._factors, self._counts, strict=True):
+                kept.append(min(max(prior * max(factor, LEAST_SHARE / reach(count)), LEAST_S), MOST_S))
+            self._coefficients = kept[0], kept[1], kept[2]
+        return self._coefficients
 
     def observe(self, step_s: float, *, prefill_tokens: float, decodes: float) -> str:
         """Learn from a step. Return why it was not used, else "" (`repeated`: the very same step was reported before)."""
@@ -135,6 +138,7 @@ class StepTimes:
             return why
         if (step_s, prefill_tokens, decodes) == self._last:
             return "repeated"
+        self._coefficients = None
         self._last = (step_s, prefill_tokens, decodes)
         self.counts = _counted(self.counts, prefill_tokens, decodes)
         self._counts = _counted(self._counts, prefill_tokens, decodes)

@@ -48,7 +48,7 @@ class Room:
         """Return whether a worker has room for the first of those that wait: a batch request only if no other one does."""
         if self._loads.many:
             return bool(self._many.room(now_s, batch_alone=self._first_alone(now_s)).any())
-        return any(self._takes_next(load, now_s) for load in self._loads)
+        return any(self._takes_next(load, now_s) for load in self._loads.ordered)
 
     def view(self, side: PrefillView | None, now_s: float, *, batch: bool = False) -> WorkerView:
         """Describe the workers as they are now, as interactive or as batch requests see them."""
@@ -67,7 +67,7 @@ class Room:
         if self._loads.many:
             return self._many.next_room_s(now_s, batch_alone=self._first_alone(now_s))
         soonest_s = inf
-        for load in self._loads:
+        for load in self._loads.ordered:
             over = load.pending_tokens(now_s) - self._lookahead_tokens(load, now_s)
             if over > 0:
                 soonest_s = min(soonest_s, now_s + over / load.speed.prefill_tokens_per_s)
@@ -76,7 +76,7 @@ class Room:
     def congestion(self, routers: int, *, batch: bool) -> float:
         """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache."""
         others = 0 if batch else max(len(self._queue.interactive) * routers - 1, 0)
-        return self._settings.thrift + self._settings.congestion * others / len(self._loads)
+        return self._settings.thrift + self._settings.congestion * others / len(self._loads.ordered)
 
     def _takes_next(self, load: WorkerLoad, now_s: float) -> bool:
         if len(self._queue.interactive):

@@ -137,7 +137,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._window)
+        return len(self._window.rows)
 
     @property
     def suspects_awaiting_lost(self) -> int:
@@ -149,7 +149,7 @@ class Scheduler:
 
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
         """Take a request into the window, or return its refusal. A request that waits already is left as it is."""
-        if request.id in self._window:
+        if request.id in self._window.rows:
             return None
         request = self._fleets.directed(request)
         self._view.track(request.id, request.chain)
@@ -233,15 +233,15 @@ class Scheduler:
         self._loads.expire(now_s, after_s=self.settings.entry_expiry_s)
         if self.disagg.pool.jobs:
             self.disagg.pool.expire(now_s)
-        if not len(self._window):
+        if not self._window.rows:
             return []
         self._refresh.some()
         decisions: list[Decision] = [*self._shed_overdue(now_s)]
-        if not len(self._loads):
+        if not self._loads.ordered:
             return decisions
         decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s), now_s)
-        placements, most = 0, max(_LEAST_PLACED, _PLACED // len(self._loads))
-        while len(self._window) > len(self._suspects):
+        placements, most = 0, max(_LEAST_PLACED, _PLACED // len(self._loads.ordered))
+        while len(self._window.rows) > len(self._suspects):
             if placements == most:
                 self._more = True
                 break
@@ -270,7 +270,7 @@ class Scheduler:
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
         passed_up = False
         interactive = workers
-        most = min(self.settings.candidates, max(_LEAST_CANDIDATES, _PAIRS // len(self._loads)))
+        most = min(self.settings.candidates, max(_LEAST_CANDIDATES, _PAIRS // len(self._loads.ordered)))
         groups = self._queue.groups(most, now_s)
         self._refresh.candidates(groups)
         for group in groups:
@@ -360,7 +360,7 @@ class Scheduler:
 
     def next_wake_s(self, now_s: float) -> float | None:
         """Return when to decide again if nothing happens before; None = not needed."""
-        if not len(self._window):
+        if not self._window.rows:
             return None
         if self._more:
             return now_s + _SOONEST_S

@@ -17,20 +17,24 @@ DOUBLING = 12  # samples
 OPEN_SAMPLES = 120  # from here on, a factor of 1000, a bound is as good as none
 
 
+_MOST = 1000  # samples; more allow no more
+_REACH = [float(2.0 ** (samples / DOUBLING)) for samples in range(_MOST + 1)]
+
+
 def reach(samples: int) -> float:
     """Return the factor by which a coefficient of so many samples may differ from what it is compared with."""
-    return float(2.0 ** (min(samples, 1000) / DOUBLING))
+    return _REACH[min(_MOST, samples)]
 
 
 def bounded(own: Vector, others: Vector, counts: Counts) -> Vector:
     """Return the coefficients of a worker, each no further from that of the others than its samples reach."""
     if min(counts) >= OPEN_SAMPLES:
         return own
-    first, second, third = (
-        min(max(value, other / reach(count)), other * reach(count))
-        for value, other, count in zip(own, others, counts, strict=True)
-    )
-    return first, second, third
+    kept = []
+    for value, other, count in zip(own, others, counts, strict=True):
+        factor = reach(count)
+        kept.append(min(max(value, other / factor), other * factor))
+    return kept[0], kept[1], kept[2]
 
 
 def weighted_mean(known: Sequence[tuple[Vector, Counts]], most: float) -> Vector:

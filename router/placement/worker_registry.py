@@ -169,5 +169,5 @@ class WorkerRegistry:
         return PoolSpeed(tokens_per_s=speed / routers, pending_tokens=pending / routers)
 
     def _totals(self, now_s: float) -> tuple[float, float]:
-        pending = sum(load.pending_tokens(now_s) for load in self._loads)
-        return pending, sum(load.speed.prefill_tokens_per_s for load in self._loads)
+        pending = sum(load.pending_tokens(now_s) for load in self._loads.ordered)
+        return pending, sum(load.speed.prefill_tokens_per_s for load in self._loads.ordered)

@@ -22,7 +22,7 @@ balance by themselves, so this decides only between workers that have room and i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import fsum, inf
 
 from headrace.router.placement.disagg.prefill_costs import PrefillView
@@ -76,7 +76,7 @@ class RecentWork:
     def scale(self) -> float:
         return self._scale
 
-    def unevenness(self, workers: list[str], strength: float) -> list[float]:
+    def unevenness(self, workers: Sequence[str], strength: float) -> list[float]:
         """Return the factor of each worker, at least 1."""
         if strength <= 0 or len(workers) < 2:
             return [1.0] * len(workers)
@@ -141,7 +141,7 @@ def make_worker_view(
     """
     batch = batch_alone is not None
     pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
-    for load in loads:
+    for load in loads.ordered:
         speed, info = load.speed, load.info
         tokens, rate, busy = load.pending_tokens(now_s), speed.prefill_tokens_per_s, load.running
         pending.append(tokens)
@@ -168,6 +168,6 @@ def make_worker_view(
         all_blocks_free=blocks,
         all_running=running,
         all_disturbed=disturbed,
-        all_unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
+        all_unevenness=recent.unevenness(loads.names, settings.balance),
         prefill=prefill,
     )
