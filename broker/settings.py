@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+CLUSTER_LEASE_S = 12.0  # longer than nats-server takes to elect the leader of the leases, which is 4 to 9 s and fixed in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,6 +13,7 @@ class Timing:
     """Durations in seconds. `lease_ttl_s` and `ack_wait_s` must be the same in every process of a deployment."""
 
     lease_ttl_s: float = 4.0
+    overdue_s: float = 0.0  # without a renewal, while others renew: a member that is gone before its TTL is over; 0 = never
     ack_wait_s: float = 3.0  # of REQ and WORK; claims are extended every third of it
     resend_s: float = 0.5  # a last frame without an answer is sent again after this time
     silence_s: float = 1.5  # time without a frame after which the pool is asked for a stream's tokens
@@ -24,6 +28,16 @@ class Timing:
     load_period_s: float = 0.2
     load_gap_s: float = 0.005  # least time between two load reports; otherwise a change is reported at once
     ttl_slack_s: float = 5.0  # Nats-TTL beyond the deadline: it is garbage collection, never the deadline itself
+
+    def at_copies(self, copies: int) -> Self:
+        """Return the durations for leases of which a cluster of NATS servers keeps `copies`.
+
+        With several an election of their leader stops all renewals. So they last longer, and a member whose renewals alone
+        are missing is gone after the time for which a lease would last otherwise.
+        """
+        if copies <= 1:
+            return self
+        return replace(self, lease_ttl_s=max(CLUSTER_LEASE_S, self.lease_ttl_s), overdue_s=self.lease_ttl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.models.card_signature import read_card_key
 from headrace.broker.result_objects import ResultObjects
-from headrace.broker.settings import IngressSettings
+from headrace.broker.settings import IngressSettings, Timing
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.auth.audit import operator_acted
 from headrace.frontend.auth.key_ring import KeyRing
@@ -48,7 +48,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.errors import HeadraceError, JetStreamError
 from headrace.jetstream.health import BrokerHealth
-from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import WORK_QUEUES, Topology
 
@@ -117,6 +117,7 @@ class _Work:
                 work,
                 subjects,
                 settings=IngressSettings(
+                    timing=Timing().at_copies(await bucket_copies(work, subjects.bucket("members"))),
                     broker_wait_s=settings.broker_wait_s,
                     no_worker_wait_s=settings.no_worker_wait_s,
                     slow_client_s=settings.slow_client_s,

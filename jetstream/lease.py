@@ -32,17 +32,19 @@ RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 16
 CALLS_PER_TTL = 4  # a call may take at most TTL / CALLS_PER_TTL, unless the server is known to be slower
 SLOW_CALLS_PER_TTL = 2  # and then this part of the TTL
+PACE_MOST_S = 4.0  # a longer lease is written as often as one of this TTL, so that nearly all of it is left at any time
 
 
 class LeaseClock:
     """Decides when a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
 
-    __slots__ = ("_confirmed", "_expires", "_hurried", "_retry_at", "ttl_s")
+    __slots__ = ("_confirmed", "_expires", "_hurried", "_retry_at", "pace_s", "ttl_s")
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s > 0:
             raise ValueError(f"a lease needs a positive TTL, got {ttl_s!r}")
         self.ttl_s = ttl_s
+        self.pace_s = min(ttl_s, PACE_MOST_S)
         self._expires: float | None = None  # None: not held, as far as the caller has been told
         self._confirmed = 0.0
         self._retry_at = 0.0
@@ -89,7 +91,7 @@ class LeaseClock:
 
     def failed(self, now: float) -> None:
         """Note that a write failed, so that it is tried again soon."""
-        self._retry_at = now + self.ttl_s / RETRIES_PER_TTL
+        self._retry_at = now + self.pace_s / RETRIES_PER_TTL
 
     def hurry(self) -> None:
         """Make the next write due now, because the server may have been restarted and have forgotten the lease."""
@@ -100,7 +102,7 @@ class LeaseClock:
         """Return the time of the next write, to renew or to gain the lease; 0 means at once."""
         if self._expires is None or self._hurried:
             return self._retry_at
-        due = self._confirmed + self.ttl_s / RENEWALS_PER_TTL
+        due = self._confirmed + self.pace_s / RENEWALS_PER_TTL
         return max(due, self._retry_at)
 
 
@@ -130,7 +132,7 @@ class LeaseKeeper:
         self._value = value
         self._ours = {value}  # values that may have been written without a confirmation
         self._clock = LeaseClock(ttl_s)
-        self._call_limit_s = ttl_s / CALLS_PER_TTL
+        self._call_limit_s = self._clock.pace_s / CALLS_PER_TTL
         self._loop = asyncio.get_running_loop()
         self._on_change = on_change
         self._revision = 0
@@ -240,7 +242,7 @@ class LeaseKeeper:
         would a fixed one that is shorter than the way there and back: it is twice what the last call took, or what it had.
         """
         limit_s, asked_at = self._call_limit_s, self._loop.time()
-        most_s = self._clock.ttl_s / SLOW_CALLS_PER_TTL
+        most_s = self._clock.pace_s / SLOW_CALLS_PER_TTL
         try:
             async with asyncio.timeout(limit_s):
                 answer = await call
@@ -248,7 +250,7 @@ class LeaseKeeper:
             self._call_limit_s = min(2.0 * limit_s, most_s)
             raise RequestTimeout(f"no answer about {self.key} in {limit_s:g} s") from None
         took_s = self._loop.time() - asked_at
-        self._call_limit_s = min(max(2.0 * took_s, self._clock.ttl_s / CALLS_PER_TTL), most_s)
+        self._call_limit_s = min(max(2.0 * took_s, self._clock.pace_s / CALLS_PER_TTL), most_s)
         return answer
 
     async def _gain(self) -> None:

@@ -170,6 +170,14 @@ async def status(connection: Connection, topology: Topology) -> list[StreamStatu
     return found
 
 
+async def bucket_copies(connection: Connection, bucket: str) -> int:
+    """Return the number of copies that a cluster keeps of a bucket, 1 without a cluster. Raises TopologyError."""
+    info = await _info(connection, f"KV_{bucket}")
+    if info is None:
+        raise TopologyError(f"there is no bucket {bucket}")
+    return int(info["config"].get("num_replicas", 1))
+
+
 async def purge(connection: Connection, stream: str, *, subject: str | None = None) -> int:
     """Remove all messages of a stream, or those of one subject or pattern. Returns their number. Raises TopologyError."""
     try:

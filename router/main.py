@@ -19,7 +19,7 @@ from headrace.broker.part_state import PartState, Standing
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.ports import Messaging
-from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.subjects import Subjects, check_token
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
@@ -54,7 +54,9 @@ async def run_router(
     Raises the ConnectError family when the broker cannot be used at the start.
     """
     async with _connected(connect, subjects, options.start_timeout_s) as connection:
-        process = RouterProcess(connection, subjects, options, build, state or PartState("router"))
+        timing = options.session.timing.at_copies(await bucket_copies(connection, subjects.bucket("members")))
+        members = Members(connection, subjects, lease_ttl_s=timing.lease_ttl_s, overdue_s=timing.overdue_s)
+        process = RouterProcess(connection, subjects, options, build, state or PartState("router"), members=members)
         serving = asyncio.ensure_future(process.run())
         try:
             with _signals(process, serving, options.drain_grace_s):
@@ -73,7 +75,14 @@ class RouterProcess:
     """Holds all sessions of one router process."""
 
     def __init__(
-        self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build, state: PartState
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        options: RouterOptions,
+        build: Build,
+        state: PartState,
+        *,
+        members: Members | None = None,
     ) -> None:
         self.id = router_id(options.name)
         self.pools: dict[str, PoolSession] = {}
@@ -81,7 +90,7 @@ class RouterProcess:
         self._subjects = subjects
         self._build = build
         self._state = state
-        self._members = Members(messaging, subjects, lease_ttl_s=options.session.timing.lease_ttl_s)
+        self._members = members or Members(messaging, subjects, lease_ttl_s=options.session.timing.lease_ttl_s)
         self._pools = Pools(messaging, subjects, self._on_pool, namespace=options.namespace, models=options.models)
         self._tasks = TaskScope()
         self._done = asyncio.Event()

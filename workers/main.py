@@ -28,7 +28,7 @@ from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
-from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.route import address_of_route
 from headrace.jetstream.subjects import Subjects, pool_id
 from headrace.jetstream.topology import Topology
@@ -221,10 +221,11 @@ async def _serve(
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
         await make_store(connection, subjects, info, member.pool)
         encoder = encode_server(settings, engine, info, connection, subjects, member.pool)
+        timing = Timing().at_copies(await bucket_copies(connection, subjects.bucket("members")))
         deps = WorkerDeps(
             messaging=connection,
             subjects=subjects,
-            settings=_session_settings(settings, info),
+            settings=_session_settings(settings, info, timing),
             frames=frames,
             secret=secrets.token_hex(16) if connection.options.steward else "",
             pool_secret=options.secret_of(member.pool),
@@ -339,12 +340,12 @@ def _adapter_files(settings: WorkerSettings, connection: Connection, subjects: S
     return AdapterFiles(limits, cache, connection.objects(subjects.bucket("adapters")))
 
 
-def _session_settings(settings: WorkerSettings, info: EngineInfo) -> SessionSettings:
+def _session_settings(settings: WorkerSettings, info: EngineInfo, timing: Timing) -> SessionSettings:
     return SessionSettings(
         slots=info.slots,
         drain_grace_s=settings.drain_grace_s,
         adapter_slots=settings.adapter_slots,
-        timing=Timing(),
+        timing=timing,
         prefill_budget_tokens=settings.prefill_budget_tokens or STEPS_AHEAD * (info.step_tokens or STEP_TOKENS),
     )
 

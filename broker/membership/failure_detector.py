@@ -11,6 +11,9 @@ members and not with its square.  If the probing member dies as well, the lease 
 After a broker restart the members reconnect at different times, and a worker that has not reconnected yet is not gone.  So a
 member suspects only workers that have answered it since its own (re)connect, or any worker once that is a lease TTL ago.
 
+A worker that is frozen or cut off keeps its connection.  Its lease runs out by itself; where a cluster of NATS servers keeps the
+leases, and so they last longer, it is revoked when its renewals alone are missing.
+
 Of a worker on its own machine a member knows more: whether the process is there.  If it is not, that needs no probes and no
 settling: its lease is deleted also when it has run out already, or was forgotten by a server that was restarted.
 """
@@ -83,6 +86,8 @@ class FailureDetector:
             if self._has_ended(worker):
                 await self._bury(worker)
                 return
+            if await self._overdue(worker):
+                return
             for probe in range(PROBES):
                 if probe:
                     await asyncio.sleep(AGAIN_S)
@@ -109,6 +114,18 @@ class FailureDetector:
     def _note(self, worker: str, why: str) -> None:
         metrics.LEASES_REVOKED.inc()
         log.warning("lease.revoked", worker=worker, pool=self._pool, why=why)
+
+    async def _overdue(self, worker: str) -> bool:
+        """Revoke the lease of a worker that does not renew it although others do. Raises JetStreamError."""
+        key = self._subjects.worker_key(self._pool, worker)
+        if not (revision := self._members.overdue(key)):
+            return False
+        try:
+            await self._bucket.delete(key, revision=revision)
+        except RevisionConflict:
+            return False  # it was renewed, which the watch is about to report
+        self._note(worker, "it does not renew its lease")
+        return True
 
     async def _silent(self, worker: str) -> bool:
         """Return True if no process listens on the worker's control subject.

@@ -4,6 +4,8 @@ The watch gives a cheap, slightly old view for choosing.  The verdict "gone", on
 fresh read of the bucket.  A lease that was *deleted* is a verdict already: its holder has released it, a supervisor has reaped
 the process, or a member has probed it in vain.  A lease that is only absent has run out, and in an outage of the broker the
 leases of all members do.  So that is never a verdict within one lease TTL of this process's own (re)connect, the hold-down.
+
+Where a cluster keeps the leases they last long, and what is missed first are renewals (`broker.membership.renewals`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode
 from headrace.broker.errors import MalformedMessage, WireError
+from headrace.broker.membership.renewals import Renewals
 from headrace.broker.messages import RouterMember, WorkerMember
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import lease_gone
@@ -25,6 +28,8 @@ from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
+
+HIDE_EVERY_S = 0.5
 
 _KEY = re.compile(r"(ingress|snapshots|(worker|router)\.[A-Za-z0-9_-]{1,64})\.[A-Za-z0-9_-]{1,64}\Z")
 
@@ -37,11 +42,13 @@ def drained_key(worker: str) -> str:
 class Members:
     """The leases as the watch has last reported them."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float) -> None:
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float, overdue_s: float = 0.0) -> None:
+        """`overdue_s`: see `broker.settings.Timing`."""
+        self.lease_ttl_s = lease_ttl_s
         self._messaging = messaging
         self._bucket = messaging.bucket(subjects.bucket("members"))
         self._subjects = subjects
-        self._ttl_s = lease_ttl_s
+        self._renewals = Renewals(overdue_s) if overdue_s else None
         self._values: dict[str, bytes] = {}
         self._workers: dict[str, dict[str, WorkerMember]] = {}
         self._serving: dict[str, tuple[WorkerMember, ...]] = {}  # as far as it was asked since the last change of the pool
@@ -52,7 +59,12 @@ class Members:
 
     async def run(self) -> None:
         """Watch the leases until cancelled."""
-        await self._watch.run()
+        if self._renewals is None:
+            await self._watch.run()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._hide_overdue_routers())
 
     async def ready(self, timeout_s: float) -> None:
         """Return once all leases that existed at the start have been read. Raises RequestTimeout."""
@@ -74,9 +86,26 @@ class Members:
     def _on_change(self, change: Change) -> None:
         if change.kind == "missing" and (value := self._values.get(change.key)) is not None:
             # A server that was restarted has forgotten all leases; their holders write them again.
-            asyncio.get_running_loop().call_later(self._ttl_s, self._still_missing, change, value)
+            asyncio.get_running_loop().call_later(self.lease_ttl_s, self._still_missing, change, value)
             return
+        if self._renewals is not None:
+            if change.value is None:
+                self._renewals.forget(change.key)
+            else:
+                self._renewals.note(change.key, change.revision, asyncio.get_running_loop().time())
         self._apply(change)
+
+    async def _hide_overdue_routers(self) -> None:
+        """Let workers place requests on themselves when no router renews its lease any more, and not only at the lease's end."""
+        while True:
+            await asyncio.sleep(HIDE_EVERY_S)
+            for key in [key for key in self._values if key.startswith("router.") and self.overdue(key)]:
+                log.warning("router.overdue", key=key)
+                self._apply(Change(key, None, 0))  # its next renewal brings it back
+
+    def overdue(self, key: str) -> int:
+        """Return the revision of a lease that is not renewed any more although others are, and 0 for any other."""
+        return self._renewals.overdue(key, asyncio.get_running_loop().time()) if self._renewals is not None else 0
 
     def _still_missing(self, change: Change, value: bytes) -> None:
         if self._values.get(change.key) is value:
@@ -199,9 +228,9 @@ class Members:
         """Return True if the holder of this lease is gone, by a fresh read; False while that cannot be known."""
         if not self._messaging.connected:
             return False
-        hold_down = asyncio.get_running_loop().time() - self._messaging.connected_since_s < self._ttl_s
+        hold_down = asyncio.get_running_loop().time() - self._messaging.connected_since_s < self.lease_ttl_s
         try:
-            return await lease_gone(self._bucket, key, ttl_s=self._ttl_s, hold_down=hold_down)
+            return await lease_gone(self._bucket, key, ttl_s=self.lease_ttl_s, hold_down=hold_down)
         except JetStreamError as error:
             log.debug("lease.unreadable", key=key, error=str(error))
             return False

@@ -63,7 +63,9 @@ class WorkerSession:
         tasks = self._tasks = TaskScope()
         state = self.state = WorkerState(member, slots=deps.settings.slots, tombstone_s=deps.timing.tombstone_s)
         lease = self._lease = self._make_lease()
-        members = self.members = Members(deps.messaging, deps.subjects, lease_ttl_s=deps.timing.lease_ttl_s)
+        members = self.members = Members(
+            deps.messaging, deps.subjects, lease_ttl_s=deps.timing.lease_ttl_s, overdue_s=deps.timing.overdue_s
+        )
         mover = Mover(deps.messaging, deps.subjects, pool=state.pool, timing=deps.timing, wall=deps.wall)
         self._janitor = Janitor(deps.messaging, deps.subjects, members, mover, pool=state.pool, timing=deps.timing)
         self._election = JanitorElection(deps, state, lease, members)

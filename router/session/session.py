@@ -117,7 +117,7 @@ class RouterSession:
             deps.subjects.bucket("members"),
             deps.subjects.router_key(deps.pool, deps.router),
             encode(self._member()),
-            ttl_s=deps.options.timing.lease_ttl_s,
+            ttl_s=deps.members.lease_ttl_s,
             on_change=self._on_lease,
         )
 
@@ -137,7 +137,7 @@ class RouterSession:
         mover = Mover(deps.messaging, deps.subjects, pool=deps.pool, timing=timing, wall=deps.wall)
         janitor = Janitor(deps.messaging, deps.subjects, deps.members, mover, pool=deps.pool, timing=timing)
         detector = FailureDetector(
-            deps.messaging, deps.subjects, deps.members, pool=deps.pool, me=deps.router, ttl_s=timing.lease_ttl_s
+            deps.messaging, deps.subjects, deps.members, pool=deps.pool, me=deps.router, ttl_s=deps.members.lease_ttl_s
         )
         return janitor, detector
 

@@ -16,7 +16,7 @@ from headrace.doctor.server_facts import read_server
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import TooFewServers
-from headrace.jetstream.provision import ensure_topology, plan, remove_topology
+from headrace.jetstream.provision import bucket_copies, ensure_topology, plan, remove_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.faults.support.cluster_scene import AT_FIRST, Load, at_cluster, clients_at
@@ -60,9 +60,11 @@ async def test_one_setting_keeps_all_streams_three_times_and_parts_without_it_le
         plain, threefold = Topology(subjects), Topology(subjects, replicas=options.replicas)
         await ensure_topology(connection, plain)
         assert await have_copies(connection, plain, 1)
+        assert await bucket_copies(connection, subjects.bucket("members")) == 1
         assert {p.action for p in await plan(connection, threefold)} == {"update"}
         await ensure_topology(connection, threefold)
         await until_copies(connection, plain, SIZE)
+        assert await bucket_copies(connection, subjects.bucket("members")) == SIZE
         await ensure_topology(connection, plain)  # a part that does not know the setting
         assert {p.action for p in await plan(connection, threefold)} == {"keep"}
         await remove_topology(connection, plain)
@@ -90,8 +92,30 @@ async def test_a_running_deployment_gets_three_copies_of_everything_and_loses_no
     assert not found
 
 
+async def started_with_copies(scene: Scene) -> None:
+    """All parts have been started since leases have copies, so that theirs outlast an election."""
+    await scene.command("streams", "apply", "--nats-replicas", str(SIZE))
+    await until_copies(scene.connection, Topology(NAMES), SIZE)
+    for process in scene.deployment.processes:
+        scene.deployment.kill(process)
+    await asyncio.sleep(0.5)
+    await scene.well()
+    await until_copies(scene.connection, Topology(NAMES), SIZE)
+
+
+def lapsed(scene: Scene) -> list[str]:
+    """What the parts have logged of leases that they lost, but for the one of making snapshots, which may change hands."""
+    lines = [line for process in scene.deployment.processes for line in scene.log(process.name).splitlines()]
+    return [line for line in lines if "lease.lapsed" in line and "snapshots." not in line]
+
+
 async def test_the_death_of_the_servers_that_lead_loses_and_repeats_nothing(cluster: NatsCluster, scene: Scene) -> None:
-    """One leads the leases of everybody; the other streams and JetStream itself may be led by it or by another."""
+    """One leads the leases of everybody; the other streams and JetStream itself may be led by it or by another.
+
+    Nobody's lease lapses meanwhile, so that streams go on during the election.
+    """
+    await started_with_copies(scene)
+    before = lapsed(scene)
     load = Load(scene, tokens=300)
     await load.began()
     server = cluster.named(await cluster.leader("KV_hr_members"))
@@ -99,6 +123,7 @@ async def test_the_death_of_the_servers_that_lead_loses_and_repeats_nothing(clus
     await asyncio.sleep(10)
     await server.start_async(timeout_s=START_S)
     await load.end()
+    assert lapsed(scene) == before
     await until_copies(scene.connection, Topology(NAMES), SIZE)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.broker import metrics
 from headrace.broker.membership import failure_detector
+from tests.simulation.prefill import deployment as simulated
 from tests.simulation.prefill.deployment import Deployment, Shape
 from tests.simulation.prefill.test_prefill import scenario
 from tests.simulation.search import explain, play
@@ -94,4 +95,32 @@ def test_whoever_watches_suspects_those_that_have_answered_it(monkeypatch: pytes
 
 def test_a_frozen_worker_is_left_to_its_lease() -> None:
     _, revoked = run(Fault(7.2, "freeze", "W0", 2.0))
+    assert revoked == 0
+
+
+@pytest.fixture
+def at_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases last as long as in a cluster of NATS servers."""
+    monkeypatch.setattr(simulated, "TIMING", simulated.TIMING.at_copies(3))
+
+
+@pytest.mark.usefixtures("at_cluster")
+def test_a_frozen_worker_whose_lease_outlasts_elections_is_missed_by_its_renewals() -> None:
+    deployment, revoked = run(Fault(7.2, "freeze", "W0", 9.0))
+    assert revoked == 1
+    assert 1.5 < longest_pause_s(deployment) < 6.0
+
+
+@pytest.mark.usefixtures("at_cluster")
+def test_without_looking_at_renewals_it_would_be_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "TIMING", dataclasses.replace(simulated.TIMING, overdue_s=0.0))
+    deployment, revoked = run(Fault(7.2, "freeze", "W0", 9.0))
+    assert revoked == 0
+    assert longest_pause_s(deployment) > 8.0
+
+
+@pytest.mark.usefixtures("at_cluster")
+@pytest.mark.parametrize("length_s", [0.3, 3.0, 9.0])
+def test_a_broker_that_is_gone_for_a_while_makes_nobody_overdue(length_s: float) -> None:
+    _, revoked = run(Fault(7.2, "outage", "", length_s), config=LATE)
     assert revoked == 0

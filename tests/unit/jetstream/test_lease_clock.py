@@ -52,6 +52,15 @@ def test_renewals_are_due_three_times_in_a_lease_and_sooner_after_a_failure() ->
     assert 1.2 < clock.next_action() < 1.5
 
 
+def test_a_long_lease_is_renewed_as_often_as_a_short_one_so_that_most_of_it_is_left_when_an_election_begins() -> None:
+    clock = LeaseClock(12.0)
+    clock.confirmed(0.0, 0.1)
+    assert clock.next_action() == pytest.approx(4.0 / 3)
+    clock.failed(1.5)
+    assert clock.next_action() == pytest.approx(1.75)
+    assert clock.held(11.9)
+
+
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan")])
 def test_a_lease_needs_a_positive_ttl(ttl_s: float) -> None:
     with pytest.raises(ValueError, match="TTL"):

@@ -15,7 +15,7 @@ from headrace.broker.membership import failure_detector as subject
 from headrace.broker.membership.failure_detector import WATCHED, FailureDetector, watched
 from headrace.broker.membership.local_processes import machine_id
 from headrace.broker.messages import WorkerMember
-from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
+from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Entry, KeyState
 from headrace.jetstream.subjects import Subjects
 
@@ -63,6 +63,9 @@ class World:
 
     def routers(self, _pool: str) -> frozenset[str]:
         return frozenset()
+
+    def overdue(self, _key: str) -> int:
+        return 0
 
     async def request(self, subject: str, _data: bytes, *, timeout_s: float) -> bytes:
         raise RequestTimeout(f"{subject} did not answer within {timeout_s} s")
@@ -293,3 +296,34 @@ async def test_answers_of_workers_that_have_left_are_forgotten() -> None:
     world.there = False
     await world.whole_rounds(1)
     assert world.detector._answered == {}
+
+
+class Overdue(Suspect):
+    """A worker on another machine that answers, but does not renew its lease although others do."""
+
+    last_seen = 7
+
+    def overdue(self, _key: str) -> int:
+        return self.last_seen
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        if revision != 7:
+            raise RevisionConflict("it was renewed")
+        await super().delete(key, revision=revision)
+        self.last_seen = 0  # as the watch says
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_lease_of_a_worker_that_renews_it_no_more_is_revoked_at_the_revision_that_was_seen() -> None:
+    world = Overdue(True)
+    await world.whole_rounds(2)
+    assert world.deleted == [7]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_worker_that_has_just_renewed_its_lease_keeps_it() -> None:
+    world = Overdue(True)
+    world.last_seen = 6
+    await world.whole_rounds(1)
+    assert world.deleted == []
+    assert world.probes, "it is probed as any other"

@@ -43,6 +43,9 @@ class Leases:
         self.tell = on_change
         return self
 
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
 
 def view(ttl_s: float = TTL_S) -> tuple[Members, Callable[[Change], None], list[bool]]:
     """The members, what tells them of a change, and whether the worker was there at each change that they passed on."""
@@ -273,3 +276,43 @@ async def test_a_member_whose_lease_turns_into_rubbish_is_chosen_no_more() -> No
     tell(put(1))
     tell(Change(KEY, b"\xc1", 2))
     assert members.workers("p") == {}
+
+
+async def test_a_router_that_renews_its_lease_no_more_is_hidden_while_others_renew_and_back_with_its_next_renewal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So workers place requests on themselves before a lease has run out that is made to outlast an election."""
+    monkeypatch.setattr("headrace.broker.membership.members.HIDE_EVERY_S", 0.01)
+    leases = Leases()
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=60.0, overdue_s=0.3)
+    changes: list[bool] = []
+    key = SUBJECTS.router_key("p", "r")
+    lease = encode(RouterMember(router="r", pool="p"))
+    leases.tell(Change(key, lease, 1))
+    members.on_change(lambda: changes.append(members.has_router("p")))
+    running = asyncio.create_task(members.run())
+    revision = 1
+    async with asyncio.timeout(30):
+        while members.has_router("p"):
+            revision += 1
+            leases.tell(put(revision))
+            await asyncio.sleep(0.01)
+    assert not changes[-1], "those who look at changes only learn of it"
+    leases.tell(Change(key, lease, revision + 1))
+    assert members.has_router("p")
+    assert changes[-1]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_in_an_election_no_router_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.membership.members.HIDE_EVERY_S", 0.01)
+    monkeypatch.setattr("headrace.broker.membership.renewals.GAP_S", 0.05)
+    leases = Leases()
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=60.0, overdue_s=0.1)
+    leases.tell(Change(SUBJECTS.router_key("p", "r"), encode(RouterMember(router="r", pool="p")), 1))
+    running = asyncio.create_task(members.run())
+    await asyncio.sleep(0.3)
+    assert members.has_router("p")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
