@@ -24,12 +24,14 @@ from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.delivery import StreamDelivery
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery
+from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger(__name__)
 
 GROUP = "g"  # the one priority group of a prioritized consumer
 BACKOFF_FIRST_S = 0.02
-BACKOFF_MAX_S = 1.0
+BACKOFF_MAX_S = 0.5
+RECOVER_S = 0.5  # after which messages are asked for again although `on_missing` goes on: in an election nobody answers it
 MISSED_HEARTBEATS = 2
 STOP_BARRIER_S = 1.0
 
@@ -222,12 +224,17 @@ class StreamPull:
         self._done.clear()
         try:
             self._refill()
-            while not self._stopped:
-                await self._sleep(self._heartbeat_s)
-                if self._missing and self._core.up:
-                    await self._recover()
-                self._watch()
-                self._schedule()
+            async with TaskScope() as tasks:
+                recovery: asyncio.Task[None] | None = None
+                while not self._stopped:
+                    await self._sleep(self._heartbeat_s)
+                    if self._missing and self._core.up and (recovery is None or recovery.done()):
+                        recovery = tasks.spawn(self._recover())
+                        await asyncio.wait({recovery}, timeout=RECOVER_S)
+                    self._watch()
+                    self._schedule()
+                if recovery is not None:
+                    recovery.cancel()
         finally:
             self._running = False
             self._renew("stopped")
@@ -255,6 +262,8 @@ class StreamPull:
         except JetStreamError as error:
             log.warning("consumer.recreate_failed", stream=self.stream, consumer=self.consumer, error=str(error))
             self._missing = True
+            if self._outstanding:
+                return  # it was there all the time, and a pull has found it
             self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
             self._blocked_until = asyncio.get_running_loop().time() + self._backoff_s
 

@@ -11,8 +11,8 @@ members and not with its square.  If the probing member dies as well, the lease 
 After a broker restart the members reconnect at different times, and a worker that has not reconnected yet is not gone.  So a
 member suspects only workers that have answered it since its own (re)connect, or any worker once that is a lease TTL ago.
 
-A worker that is frozen or cut off keeps its connection.  Its lease runs out by itself; where a cluster of NATS servers keeps the
-leases, and so they last longer, it is revoked when its renewals alone are missing.
+A worker that is frozen or cut off keeps its connection.  Its lease runs out by itself; where a cluster of NATS servers keeps
+the leases, and so they last longer, it is revoked when its renewals alone are missing.
 
 Of a worker on its own machine a member knows more: whether the process is there.  If it is not, that needs no probes and no
 settling: its lease is deleted also when it has run out already, or was forgotten by a server that was restarted.

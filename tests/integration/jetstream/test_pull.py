@@ -234,6 +234,25 @@ async def test_a_missing_consumer_is_asked_for_gently_and_made_again(
         await until(lambda: len(got) >= 2)
 
 
+async def test_messages_come_while_nobody_answers_the_question_for_the_consumer(
+    connection: Connection, subjects: Subjects
+) -> None:
+    """In an election of a cluster the call that makes the consumer goes unanswered for seconds after the consumer is back."""
+    asked = asyncio.Event()
+
+    async def unanswered() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    got: list[Delivery] = []
+    loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), got.append, credit=5, on_missing=unanswered)
+    async with running(loop):
+        await asyncio.wait_for(asked.wait(), 30)
+        await connection.ensure_consumer(work_consumer(subjects, "p", "w"))
+        await put(connection, subjects, 1)
+        await until(lambda: len(got) == 1)
+
+
 async def test_the_first_priority_is_served_first_and_the_last_when_alone(connection: Connection, subjects: Subjects) -> None:
     spec = request_consumer(subjects, "p", "std")
     await connection.ensure_consumer(spec)
