@@ -96,7 +96,7 @@ class Members:
         self._apply(change)
 
     async def _hide_overdue_routers(self) -> None:
-        """Let workers place requests on themselves as soon as no router renews its lease, and not only when that has run out."""
+        """Let workers place requests on themselves as soon as no router renews its lease, not only when that has run out."""
         while True:
             await asyncio.sleep(HIDE_EVERY_S)
             for key in [key for key in self._values if key.startswith("router.") and self.overdue(key)]:
