@@ -225,20 +225,25 @@ class StreamPull:
         try:
             self._refill()
             async with TaskScope() as tasks:
-                recovery: asyncio.Task[None] | None = None
-                while not self._stopped:
-                    await self._sleep(self._heartbeat_s)
-                    if self._missing and self._core.up and (recovery is None or recovery.done()):
-                        recovery = tasks.spawn(self._recover())
-                        await asyncio.wait({recovery}, timeout=RECOVER_S)
-                    self._watch()
-                    self._schedule()
-                if recovery is not None:
-                    recovery.cancel()
+                await self._keep_pulling(tasks)
         finally:
             self._running = False
             self._renew("stopped")
             self._done.set()
+
+    async def _keep_pulling(self, tasks: TaskScope) -> None:
+        recovery: asyncio.Task[None] | None = None
+        try:
+            while not self._stopped:
+                await self._sleep(self._heartbeat_s)
+                if self._missing and self._core.up and (recovery is None or recovery.done()):
+                    recovery = tasks.spawn(self._recover())
+                    await asyncio.wait({recovery}, timeout=RECOVER_S)
+                self._watch()
+                self._schedule()
+        finally:
+            if recovery is not None:
+                recovery.cancel()
 
     async def _sleep(self, longest_s: float) -> None:
         now = asyncio.get_running_loop().time()
