@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 GROUP = "g"  # the one priority group of a prioritized consumer
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.5
-RECOVER_S = 0.5  # after which messages are asked for again although `on_missing` goes on: in an election nobody answers it
+RECOVER_S = 0.5  # after which messages are asked for again although `on_missing` goes on: in an election it gets no answer
 MISSED_HEARTBEATS = 2
 STOP_BARRIER_S = 1.0
 

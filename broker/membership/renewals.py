@@ -1,8 +1,8 @@
 """Finds the members whose leases are not renewed any more while those of others are.
 
-In a cluster of NATS servers leases outlast an election of their leader, in which nobody can renew.  A member that is frozen or
-cut off is therefore not missed by its TTL alone.  The watch tells every reader of each renewal; a member without one for some
-seconds is overdue, if the renewals of others came all the time.
+In a cluster of NATS servers leases outlast an election of their leader, during which none can be renewed.  A member that is
+frozen or cut off is therefore not missed by its TTL alone.  The watch tells every reader of each renewal; a member without one
+for some seconds is overdue, if the renewals of others came all the time.
 """
 
 from __future__ import annotations
