@@ -361,6 +361,27 @@ def test_the_parts_of_a_vllm_find_each_other_by_its_own_settings() -> None:
         assert not any(argument.startswith("dist_init_addr") for argument in arguments)
 
 
+def test_a_worker_knows_its_pool_and_version_and_zone_by_the_labels_of_its_pod(everything: list[Object]) -> None:
+    """Downward API. The zone's label is copied from the node by Kubernetes, the others are in the template."""
+    seen = 0
+    for container, template, _ in containers(everything):
+        env = {one["name"]: one for one in container.get("env", ())}
+        if "HEADRACE_WORKER_LABELS" not in env:
+            continue
+        seen += 1
+        assert env["HEADRACE_WORKER_LABELS"]["value"].startswith("pool=$(POD_POOL),version=$(POD_VERSION)")
+        names = list(env)
+        assert names.index("HEADRACE_WORKER_LABELS") > max(names.index("POD_POOL"), names.index("POD_VERSION")), (
+            "else not filled in"
+        )
+        for name, label in (("POD_POOL", "headrace/pool"), ("POD_VERSION", "app.kubernetes.io/version")):
+            assert env[name]["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{label}']"
+            assert template["metadata"]["labels"][label]
+        zone = env["HEADRACE_WORKER_ZONE"]
+        assert zone.get("value") or "topology.kubernetes.io/zone" in zone["valueFrom"]["fieldRef"]["fieldPath"]
+    assert seen >= 2
+
+
 def test_the_chart_has_no_resource_definitions_of_others() -> None:
     assert not (CHART / "crds").exists()
     from helm_python import Chart
