@@ -234,6 +234,14 @@ class Subjects:
         """Return the filter for the events of every pool."""
         return f"{self.prefix}.ev.*"
 
+    def refused(self, pool: str) -> str:
+        """Return the subject on which ingresses tell of requests that they could not take."""
+        return f"{self.prefix}.refused.{check_token(pool, 'pool')}"
+
+    def refused_filter(self) -> str:
+        """Return the filter for the refused requests of every pool."""
+        return f"{self.prefix}.refused.*"
+
     def judge(self, ingress: str) -> str:
         """Return the subject of what workers, routers and other ingresses ask an ingress."""
         return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}{self._by()}"

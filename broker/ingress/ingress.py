@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import time
@@ -32,13 +33,14 @@ from headrace.broker.ingress.worker_wait import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.message_paths import MessagePaths
-from headrace.broker.messages import Explanation, IngressMember, JobFault
+from headrace.broker.messages import Explanation, IngressMember, JobFault, Refused
 from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.crashes import Crash
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.message_traces import Hop
 from headrace.jetstream.ports import HealthPort, Messaging
@@ -262,6 +264,10 @@ class Ingress:
             return await self._submit(job, None if resume is None or resume.fresh else resume, recorder)
         except (NoWorker, Overloaded, BrokerUnavailable, RequestTooLarge) as error:
             metrics.REFUSED.labels(type(error).__name__).inc()
+            if isinstance(error, NoWorker | Overloaded):  # more workers would have taken it: the planner counts it as demand
+                told = Refused(reason=getattr(error, "reason", "no_worker"))
+                with contextlib.suppress(JetStreamError):
+                    self._messaging.send(self._subjects.refused(job.card.pool), encode(told))
             raise
 
     async def _submit(self, job: Job, resume: Resume | None, recorder: CrashRecorder | None) -> JobStream:

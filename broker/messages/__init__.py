@@ -64,7 +64,7 @@ from headrace.broker.messages.durable import (
     ResultTokens,
     StreamEntry,
 )
-from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEvents, LoadReport, RankLoad
+from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEvents, LoadReport, RankLoad, Refused
 from headrace.broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
 from headrace.broker.messages.kv import KvMessage, KvReset, KvStep
 from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
@@ -188,6 +188,7 @@ __all__ = [
     "Record",
     "Refuse",
     "RefuseReply",
+    "Refused",
     "ResetCache",
     "ResultError",
     "ResultObject",

@@ -64,6 +64,13 @@ class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
     events: list[JobEvent]
 
 
+class Refused(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """Requests that an ingress has not taken because it or a queue was full, or no worker was there, on hr.refused.<pool>."""
+
+    count: Count = 1
+    reason: Name = ""
+
+
 class RankLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The load of a data-parallel rank, with the fields of the report: an array in this order."""
 

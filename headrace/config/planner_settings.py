@@ -22,11 +22,20 @@ class PlannerSettings:
         Setting("Fewest workers of each role that a pool has. 0: it may go to none while nothing arrives.", "--least", least=0),
     ] = 1
     most: Annotated[int, Setting("Most workers of a pool, all roles together.", "--most", least=1)] = 8
+    budget: Annotated[
+        float,
+        Setting(
+            "Most that the workers of all pools may cost for an hour, by `worker.price`; 0: no limit.", "--budget", least=0
+        ),
+    ] = 0.0
+    priority: Annotated[
+        str, Setting("Pools or models, with commas between, that workers are started for first when the budget binds.")
+    ] = ""
     tick_s: Annotated[float, Setting("Time between two decisions.", "--tick", least=0.1)] = 5.0
-    step_s: Annotated[float, Setting("Length of the steps in which arrivals are counted and forecast.", least=0.5)] = 15.0
+    step_s: Annotated[float, Setting("Length of the steps in which arrivals are counted and forecast.", least=0.5)] = 5.0
     season_s: Annotated[float, Setting("After this time demand is expected to be alike: a day.", least=10)] = 86400.0
     start_s: Annotated[float, Setting("Time that a worker takes to start, until the first start was seen.", least=0.1)] = 60.0
-    down_s: Annotated[float, Setting("For so long fewer workers must have been enough before one leaves.", least=1)] = 90.0
+    down_s: Annotated[float, Setting("For so long fewer workers must have been enough before one leaves.", least=1)] = 30.0
     idle_s: Annotated[float, Setting("Without a request for so long a pool goes to no worker, if `least` is 0.", least=1)] = (
         600.0
     )
@@ -34,7 +43,7 @@ class PlannerSettings:
     confidence: Annotated[
         float,
         Setting("Quantile of the forecast that workers are planned for: higher ones cost workers.", least=0.5, most=0.999),
-    ] = 0.98
+    ] = 0.85
 
     start_command: Annotated[
         str | None, Setting("Command that starts one worker. Default: the running `up` of this folder does.", "--start-command")

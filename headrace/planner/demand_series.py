@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from math import isnan, nan
+
+import numpy as np
 
 LEAST_WATCHED = 0.5  # of a step: less is no measurement
 
@@ -66,13 +69,14 @@ class DemandSeries:
 
     def dump(self) -> dict[str, object]:
         """Return the closed steps as they are stored. The open one is watched anew after a restart."""
-        return {"step_s": self.step_s, "open_s": self._open_s, "values": list(self.values)}
+        values = np.array([nan if value is None else value for value in self.values], dtype="<f4")
+        return {"step_s": self.step_s, "open_s": self._open_s, "values": values.tobytes()}
 
-    def load(self, step_s: float, open_s: float | None, values: list[float | None]) -> bool:
-        """Take a stored series over. Returns False for one of other steps, which says nothing here."""
-        if step_s != self.step_s or open_s is None:
+    def load(self, step_s: float, open_s: float | None, values: bytes) -> bool:
+        """Take a stored series over. Returns False for one of other steps, which says nothing here. Raises ValueError."""
+        if step_s != self.step_s or open_s is None or not isinstance(values, bytes):
             return False
-        self.values.extend(values)
+        self.values.extend(None if isnan(value) else value for value in np.frombuffer(values, dtype="<f4").tolist())
         self._open_s = open_s
         self.first_s = open_s - len(self.values) * step_s
         return True

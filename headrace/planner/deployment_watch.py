@@ -19,7 +19,7 @@ import structlog
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import JobEvents, LoadReport, Routed, WorkerMember
+from headrace.broker.messages import JobEvents, LoadReport, Refused, Routed, WorkerMember
 from headrace.broker.models.card_store import readable_members
 from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import Message, Messaging, Subscription
@@ -55,6 +55,7 @@ class _Events:
     requests: list[RequestSight] = field(default_factory=list)
     outputs: list[tuple[str, int]] = field(default_factory=list)
     reports: dict[str, list[LoadReport]] = field(default_factory=dict)
+    refused: int = 0
     routed_seq: int = 0  # of the last placement record that was read
 
 
@@ -72,6 +73,7 @@ class DeploymentWatch:
         self._batches: tuple[float, list[BatchRecord]] = (0.0, [])
         self._since_s: float | None = None  # connection time at the last look
         self._subscriptions: list[Subscription] = []
+        self.prices: dict[PoolKey, float] = {}  # of one worker; a pool without workers keeps the last one
         self.known: dict[PoolKey, str] = {}  # pools that were seen, and the names of their models
 
     async def start(self) -> None:
@@ -80,6 +82,7 @@ class DeploymentWatch:
         self._subscriptions = [
             await self._nats.subscribe(f"{prefix}.ev.*", self._on_events),
             await self._nats.subscribe(f"{prefix}.load.*.*", self._on_load),
+            await self._nats.subscribe(self._names.refused_filter(), self._on_refused),
         ]
 
     async def stop(self) -> None:
@@ -98,7 +101,9 @@ class DeploymentWatch:
         waiting = await self._stored()
         batches = await self._open_batches(now)
         for member in members or []:
-            self.known.setdefault(PoolKey(member.pool, member.fleet), member.model)
+            key = PoolKey(member.pool, member.fleet)
+            self.known.setdefault(key, member.model)
+            self.prices[key] = member.price
         found: dict[PoolKey, Observation] = {}
         for queue in sorted({key.model for key in self.known}):
             heard = self._events.pop(queue, _Events())
@@ -123,6 +128,7 @@ class DeploymentWatch:
                     model=self.known[key],
                     pool=str(key),
                     arrived=arrived,
+                    refused=heard.refused if key == cheapest else 0,
                     waiting=None if waiting is None else stored if key == cheapest else 0,
                     workers=None if members is None else tuple(worker_sight(one, reports.get(one.worker), now) for one in own),
                     placed=tuple(heard.requests) if key == cheapest else (),
@@ -132,6 +138,7 @@ class DeploymentWatch:
                         for one in batches
                         if key == cheapest and one.model == self.known[key]
                     ),
+                    price=self.prices.get(key, 0.0),
                     steps=tuple(step for one in own for step in _steps(one, heard.reports.get(one.worker, []))),
                 )
         return found
@@ -198,6 +205,11 @@ class DeploymentWatch:
                         heard.requests.append(RequestSight(prompt=event.tokens, uncached=uncached))
                 elif event.kind == "settled" and len(heard.outputs) < MOST_SEEN:
                     heard.outputs.append((event.worker, event.tokens))
+
+    def _on_refused(self, message: Message) -> None:
+        heard = self._events.setdefault(message.subject.rpartition(".")[2], _Events())
+        with contextlib.suppress(WireError):
+            heard.refused += min(MOST_SEEN, decode(Refused, message.data).count)
 
     def _on_load(self, message: Message) -> None:
         """Keep a report of each worker every now and then: steps teach, and a thousand workers send five a second each."""

@@ -1,4 +1,9 @@
-"""Scores every forecaster at the horizon that matters, uses the best one, and says how far it was off."""
+"""Scores every forecaster at the horizon that matters, uses the one that needs the least headroom, and says how much it needs.
+
+Workers are planned for a quantile of what will come and not for its mean, so a forecaster is as good as its quantile: errors
+count as the quantile's loss (Koenker and Bassett 1978), with the quantile that its own errors have. They are kept as
+differences of square roots, on which counts of independent arrivals scatter alike whether there are few or many.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +48,7 @@ class ForecastBook:
         self._horizon = ahead(horizon)
         self._errors: dict[str, deque[float]] = {one.name: deque(maxlen=KEPT_ERRORS) for one in self._models}
         self._due: deque[dict[str, float]] = deque()
+        self._best: str | None = None  # None until the errors are looked at again
         self.failed: dict[str, int] = {}  # forecasters that raised, and how often: seen, not hidden
 
     @property
@@ -63,7 +69,8 @@ class ForecastBook:
             told = self._due.popleft()
             if value is not None:
                 for name, guess in told.items():
-                    self._errors[name].append(value - guess)
+                    self._errors[name].append(sqrt(value) - sqrt(guess))
+            self._best = None
         told = {}
         for model in self._models:
             try:
@@ -71,26 +78,28 @@ class ForecastBook:
                 guess_or_none = counted(model.predict(self._horizon))
             except Exception:  # a model of the user's own must not stop the planner, and is not used
                 self.failed[model.name] = self.failed.get(model.name, 0) + 1
+                self._best = None
                 continue
             if guess_or_none is not None:
                 told[model.name] = guess_or_none
         self._due.append(told)
 
     def scores(self) -> dict[str, float]:
-        """Return the mean absolute error of each model that was scored often enough. It cannot be negative."""
+        """Return the mean loss of each model that was scored often enough. It cannot be negative."""
         return {
-            name: sum(map(abs, errors)) / len(errors)
+            name: _loss(errors, self._confidence)
             for name, errors in self._errors.items()
             if len(errors) >= LEAST_SCORED and not self.failed.get(name)
         }
 
     def best(self) -> str:
-        """Return the model with the least error. The last value stands until another one is better."""
-        scores = self.scores()
-        if not scores:
-            return "last"
-        least = min(scores.values())
-        return "last" if scores.get("last", float("inf")) <= least else min(scores, key=lambda name: (scores[name], name))
+        """Return the model with the least loss. The last value stands until another one is better."""
+        if self._best is None:
+            scores = self.scores()
+            least = min(scores.values(), default=0.0)
+            last = not scores or scores.get("last", float("inf")) <= least
+            self._best = "last" if last else min(scores, key=lambda name: (scores[name], name))
+        return self._best
 
     def forecast(self) -> Forecast | None:
         """Return the forecast at the horizon, None while no value is known."""
@@ -105,9 +114,22 @@ class ForecastBook:
         if len(errors) < LEAST_SCORED:  # counts of independent arrivals: their variance is their mean
             spread = NORMAL_90 * sqrt(max(value, 1.0 / self._step_s) / self._step_s)
             return Forecast(value=value, low=max(0.0, value - spread), high=value + spread, by=name)
-        high = value + _quantile(errors, self._confidence)
-        low = value + _quantile(errors, 1.0 - self._confidence)
-        return Forecast(value=value, low=max(0.0, min(low, value)), high=max(high, value), by=name)
+        high = _moved(value, _quantile(errors, self._confidence))
+        low = _moved(value, _quantile(errors, 1.0 - self._confidence))
+        return Forecast(value=value, low=min(low, value), high=max(high, value), by=name)
+
+
+def _moved(value: float, error: float) -> float:
+    """Return a value that is off by an error of its square root."""
+    return max(0.0, sqrt(value) + error) ** 2
+
+
+def _loss(errors: Sequence[float], confidence: float) -> float:
+    """Return the mean loss of a bound that keeps the quantile of these errors as headroom, at least none."""
+    bound = max(0.0, _quantile(sorted(errors), confidence))
+    return sum(confidence * (one - bound) if one > bound else (1.0 - confidence) * (bound - one) for one in errors) / len(
+        errors
+    )
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

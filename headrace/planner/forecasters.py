@@ -1,10 +1,11 @@
 """Forecast a series of equal steps: simple models in plain Python, each fed one value after the other.
 
 - `last`: the last known value. Every other model has to be better than this one.
-- `mean`: the mean of the last steps.
+- `mean`, `short`: the mean of the last 12 and of the last 4 steps.
 - `yesterday`: the value of the same time one season earlier.
-- `holt`: level and damped trend (Gardner and McKenzie 1985).
-- `trend`: a Kalman filter for a local linear trend.
+- `holt`, `holt_slow`, `holt_long`, `holt_fast`: level and damped trend (Gardner and McKenzie 1985), damped more or less.
+- `trend`, `trend_slow`, `trend_calm`, `trend_fast`: Kalman filters for a local linear trend, which differ in how soon they take
+  noise for one.
 
 An unknown value (None) moves time on and teaches nothing. A forecast is always of the future, finite, and never negative: the
 models are of things that are counted.
@@ -57,9 +58,8 @@ class LastValue:
 class Mean:
     """The mean of the last `window` known values."""
 
-    name = "mean"
-
-    def __init__(self, window: int = 12) -> None:
+    def __init__(self, window: int = 12, name: str = "mean") -> None:
+        self.name = name
         self._values: deque[float] = deque(maxlen=window)
 
     def update(self, value: float | None) -> None:
@@ -92,9 +92,8 @@ class SameTimeYesterday:
 class Holt:
     """Level and damped trend."""
 
-    name = "holt"
-
-    def __init__(self, *, level: float = 0.4, trend: float = 0.1, damping: float = 0.9) -> None:
+    def __init__(self, *, level: float = 0.4, trend: float = 0.1, damping: float = 0.9, name: str = "holt") -> None:
+        self.name = name
         self._alpha, self._beta, self._phi = level, trend, damping
         self._level: float | None = None
         self._trend = 0.0
@@ -118,9 +117,16 @@ class Holt:
 class LocalTrend:
     """Kalman filter of a local linear trend; only the ratio of the variances matters for its mean."""
 
-    name = "trend"
-
-    def __init__(self, *, level_var: float = 1.0, trend_var: float = 0.02, noise_var: float = 10.0, least: int = 5) -> None:
+    def __init__(
+        self,
+        *,
+        level_var: float = 0.5,
+        trend_var: float = 0.02,
+        noise_var: float = 10.0,
+        least: int = 5,
+        name: str = "trend",
+    ) -> None:
+        self.name = name
         self._q = level_var, trend_var
         self._r = noise_var
         self._least = least
@@ -149,4 +155,17 @@ class LocalTrend:
 
 def forecasters(season: int) -> list[Forecaster]:
     """Return a fresh model of each kind. `season`: steps of a day."""
-    return [LastValue(), Mean(), SameTimeYesterday(season), Holt(), LocalTrend()]
+    return [
+        LastValue(),
+        Mean(),
+        Mean(4, "short"),
+        SameTimeYesterday(season),
+        Holt(),
+        Holt(level=0.2, trend=0.2, damping=0.99, name="holt_slow"),
+        Holt(level=0.3, trend=0.2, damping=0.98, name="holt_long"),
+        Holt(level=0.5, trend=0.3, damping=0.95, name="holt_fast"),
+        LocalTrend(trend_var=0.0005, name="trend_slow"),
+        LocalTrend(trend_var=0.005, name="trend_calm"),
+        LocalTrend(),
+        LocalTrend(trend_var=0.1, name="trend_fast"),
+    ]

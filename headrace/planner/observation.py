@@ -73,6 +73,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[int, ...] = ()  # tokens of answers that ended since the last observation
     steps: tuple[StepSight, ...] = ()
     backlog: tuple[tuple[float, int], ...] = ()
+    price: float = 0.0  # of one worker for an hour, 0 = not given
 
     def of_role(self, role: str, *states: SightState) -> list[WorkerSight]:
         """Return the workers of a role that are in one of these states, `serving` if none is named."""

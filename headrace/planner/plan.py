@@ -19,6 +19,7 @@ Reason = Literal[
     "slots_full",  # nothing is known of speeds yet, and the workers are full
     "batch_deadline",
     "role_shift",  # a role has too many and another one too few
+    "over_budget",  # more are needed than all pools together may cost
     "at_maximum",  # more are needed than are allowed
     "starting",  # those that are on their way are enough
     "arrivals_unknown",  # what arrives now is not known: no worker may leave
@@ -51,5 +52,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     starting: dict[str, int] = {}  # starts that were asked for before and are still on their way, by role
     capacity: dict[str, float] = {}  # requests a second of one worker, by role
     start_s: float = 0.0
+    price: float = 0.0  # of one worker for an hour, 0 = not given
     waiting: int | None = None
     detail: str = ""

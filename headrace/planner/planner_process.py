@@ -23,6 +23,7 @@ from headrace.planner.memory import dump, load
 from headrace.planner.observation import Observation
 from headrace.planner.plan import Plan
 from headrace.planner.pool_planner import PoolPlanner
+from headrace.planner.shared_budget import SharedBudget
 from headrace.planner.speed_curve import Speed
 
 log = structlog.get_logger()
@@ -53,6 +54,7 @@ class PlannerProcess:
         self._profile = profile
         self._watch = DeploymentWatch(messaging, names)
         self._planners: dict[PoolKey, PoolPlanner] = {}
+        self._budget = SharedBudget(settings.budget, [name.strip() for name in settings.priority.split(",") if name.strip()])
         self._told: dict[PoolKey, tuple[str, dict[str, int]]] = {}
         self._lease = LeaseKeeper(
             messaging,
@@ -98,10 +100,12 @@ class PlannerProcess:
 
     async def _lead(self, seen: Mapping[PoolKey, Observation]) -> None:
         await self._remember_pools()
-        plans: list[Plan] = []
-        for key, observation in seen.items():
-            planner = self._planners.get(key) or await self._recall(key)
-            plan = planner.tick(observation)
+        planners = {key: self._planners.get(key) or await self._recall(key) for key in seen}
+        wanted = {key: planners[key].tick(observation) for key, observation in seen.items()}
+        held = {plan.pool: len(seen[key].workers or ()) + sum(plan.starting.values()) for key, plan in wanted.items()}
+        plans = self._budget.divide(list(wanted.values()), held)
+        for key, plan in zip(wanted, plans, strict=True):
+            planner = planners[key]
             self._tell(key, plan)
             if self._actuator is not None and plan.actions and self.leading:
                 done = await self._actuator.carry_out(plan)
@@ -109,7 +113,6 @@ class PlannerProcess:
             for name, count in planner.book.failed.items():
                 metrics.FAILED_FORECASTS.labels(plan.pool, name).set(count)
             metrics.LOST_STARTS.labels(plan.pool).set(planner.starts.lost)
-            plans.append(plan)
             await self._store(key, planner, plan)
         self._page.put(plans)
 
@@ -161,6 +164,7 @@ class PlannerProcess:
         for plan in await self._stored_plans():
             model, _, fleet = plan.pool.partition(".")
             self._watch.known.setdefault(PoolKey(model, fleet), plan.model)
+            self._watch.prices.setdefault(PoolKey(model, fleet), plan.price)
 
     async def _stored_plans(self) -> list[Plan]:
         plans: list[Plan] = []

@@ -260,6 +260,7 @@ class PoolPlanner:
             starting={role: self.starts.under_way(role) for role in roles},
             capacity={role: one.capacity.per_s for role, one in choices.items() if one.capacity is not None},
             start_s=self.starts.p90_s,
+            price=seen.price,
             waiting=seen.waiting,
         )
 

@@ -243,7 +243,7 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.tell(*(f"req.*.{request_class}.*" for request_class in REQUEST_CLASSES))
     book.scan("REQ", "MOVED")
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
-    book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "quota.open", "quota.*.*.*")
+    book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "refused.*", "quota.open", "quota.*.*.*")
     book.tell("hops.*")
     book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
     book.hear("out.*", "out.*.*.*", "judge.*", "judge.*.*.*", "hops.*", "ev.*", "quota.open", "cancel.jobs", "audit")
@@ -316,6 +316,7 @@ def _worker(book: RuleBook, login: Login) -> None:
 def _planner(book: RuleBook, _login: Login) -> None:
     _console(book, _login)
     book.tell("adm.worker.*.*", "ctl.*", "audit")
+    book.hear("refused.*")
     book.scan("LOAD", "ROUTE")
     book.look_up("members", "state", "batches")
     book.record("state", "planner_leader", "planner.>", "plan.>")

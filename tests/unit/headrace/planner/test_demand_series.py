@@ -62,7 +62,9 @@ def test_a_stored_series_is_taken_over_and_one_of_other_steps_is_not() -> None:
     series = DemandSeries(step_s=10, keep_s=100)
     series.add(20, since_s=100, until_s=110)
     again, other = DemandSeries(step_s=10, keep_s=100), DemandSeries(step_s=5, keep_s=100)
-    assert again.load(10, series.open_s, list(series.values))
+    stored = series.dump()["values"]
+    assert isinstance(stored, bytes)
+    assert again.load(10, series.open_s, stored)
     assert list(again.values) == [2.0]
-    assert not other.load(10, series.open_s, list(series.values))
+    assert not other.load(10, series.open_s, stored)
     assert not other.values

@@ -47,6 +47,6 @@ def test_the_memory_of_another_pool_is_not_taken_over() -> None:
 
 def test_what_is_stored_of_a_day_is_small() -> None:
     one = PoolPlanner(PlannerSettings())
-    for i in range(6000):
-        one.series.add(3, since_s=15.0 * i, until_s=15.0 * (i + 1))
+    for i in range(18_000):
+        one.series.add(3, since_s=5.0 * i, until_s=5.0 * (i + 1))
     assert len(dump(one, model="m", pool="p")) < 100_000

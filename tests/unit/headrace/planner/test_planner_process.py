@@ -69,3 +69,23 @@ async def test_a_pool_without_workers_is_remembered_over_a_restart(connection: C
     async with running(connection, subjects) as (process, page):
         await until(lambda: process.leading and page.answer(f"/desired/{POOL}/aggregated")[1].get("supply") == 0)
         assert desired(page) == 2
+
+
+async def test_pools_of_one_budget_divide_it_and_the_one_that_is_named_comes_first(
+    connection: Connection, subjects: Subjects
+) -> None:
+    for pool in (POOL, "z-00000002"):
+        member = WorkerMember(worker=f"w-{pool}", pool=pool, model=pool[0], slots=8, price=2.0)
+        await connection.bucket(subjects.bucket("members")).put(f"worker.{pool}.w-{pool}", encode(member))
+    settings = PlannerSettings(tick_s=0.1, least=2, step_s=0.5, budget=6.0, priority="z")
+    page = DesiredPage(fresh_s=30.0)
+    task = asyncio.create_task(PlannerProcess(connection, subjects, settings, page, None).run(PartState("planner")))
+    try:
+        await until(lambda: page.answer("/desired/z-00000002/aggregated")[1].get("desired") == 2)
+        first = page.answer(f"/desired/{POOL}/aggregated")[1]
+        assert (first["desired"], first["reason"]) == (1, "over_budget")
+        assert page.answer("/desired/z-00000002/aggregated")[1]["reason"] == "below_minimum"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,1 @@
+"""Planners against each other on the same simulated engines, in virtual time."""

@@ -1,0 +1,51 @@
+"""Makes the traffic for comparisons of planners: a recorded hour as it is or stretched, and waves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import pi, sin
+from pathlib import Path
+
+from headrace.planner.replay.engines import Request
+from headrace.planner.replay.recorded_requests import from_start, read_trace
+
+
+def stretched(path: Path, *, minutes: float = 25.0, factor: int = 12, moved_s: float = 20.0, seed: int = 1) -> list[Request]:
+    """Return the first `minutes` of a trace, `factor` times as long with `factor` requests for each.
+
+    Each is moved by up to `moved_s` seconds of the trace's own time before it is stretched, so that they are no copies: bursts
+    grow longer and softer.
+    """
+    rng = random.Random(seed)
+    rows = [
+        (max(0.0, one.at + rng.uniform(-moved_s, moved_s)) * factor, one.prompt, one.uncached, one.output)
+        for one in read_trace(path)
+        if one.at < minutes * 60.0
+        for _ in range(factor)
+    ]
+    return from_start(rows)
+
+
+def raw(path: Path) -> list[Request]:
+    """Return a trace as it is."""
+    return read_trace(path)
+
+
+def waves(hours: float, *, period_s: float, peak: float, seed: int = 1) -> list[Request]:
+    """Return Poisson arrivals whose rate goes up and down between almost none and `peak` a second."""
+    rng, rows, at = random.Random(seed), [], 0.0
+    while at < hours * 3600.0:
+        at += rng.expovariate(peak)
+        if rng.random() < 0.03 + 0.97 * (0.5 - 0.5 * sin(2.0 * pi * at / period_s + pi / 2.0)):
+            prompt = min(8000, int(rng.lognormvariate(6.5, 0.8)))
+            rows.append((at, prompt, prompt, rng.randrange(1, 40)))
+    return from_start(rows)
+
+
+def rates(requests: Sequence[Request], step_s: float) -> list[float]:
+    """Return the requests a second of each step."""
+    counts = [0] * (int(requests[-1].at / step_s) + 1)
+    for one in requests:
+        counts[int(one.at / step_s)] += 1
+    return [count / step_s for count in counts]
