@@ -90,6 +90,10 @@ def workers(up: RunningUp) -> int:
     return sum(part["pid"] is not None for part in up.state()["workers"])
 
 
+def started(planner: RunningPlanner) -> int:
+    return sum(event["kind"] == "start" for event in planner.events("planner.acted"))
+
+
 def test_workers_come_with_the_load_and_leave_after_it_without_a_failed_request(tmp_path: Path) -> None:
     up = RunningUp(tmp_path, "--engine-arg", "timing=cpu-small", "--no-worker-wait", "60", endless=False)
     planners: list[RunningPlanner] = []
@@ -113,7 +117,12 @@ def test_workers_come_with_the_load_and_leave_after_it_without_a_failed_request(
         second.until("it has recalled what the first one knew", lambda: bool(second.events("planner.recalled")))
         second.until("all have left", lambda: workers(up) == 0)
         assert "idle" in second.reasons()
-        assert ask(up.state()["url"], 1) == 200  # from zero
+        starts = started(second)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, up.state()["url"], 1)  # from zero
+            second.until("a worker is started", lambda: started(second) > starts)
+            second.stop()  # the request waits in the queue: the worker is all that it needs now
+            assert waiting.result() == 200
         assert workers(up) >= 1
         assert not up.events("part.crashed")
     finally:
