@@ -7,6 +7,7 @@ from functools import cache
 from headrace.broker.bounded_label import BoundedLabel
 from headrace.loop_metrics import Counter, Gauge, Histogram
 
+LOG_LOST = Counter("headrace_log_lost_writes_total", "Writes to the log that were dropped because what reads it stands still")
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
 MALFORMED_KINDS = (
     *("batch", "cancel", "card", "command", "control", "event", "explanation", "frame", "hop"),

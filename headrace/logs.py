@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.config.settings import Settings
+from headrace.log_thread import LogThread
 from headrace.repeated_errors import RepeatedErrors
 
 Format = Literal["auto", "console", "json"]
@@ -61,6 +62,15 @@ class LogStream(io.TextIOBase):
 
     def flush(self) -> None:
         """Do nothing: every write is flushed."""
+
+
+def in_thread() -> LogThread:
+    """Return a stream to stderr for a process that serves: nothing in it waits for what reads its log."""
+    # A text layer of its own over the same descriptor: one that stands still must not hold the lock of `sys.stderr`.
+    stream = open(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    log = LogThread(cast("TextIO", LogStream(stream)))
+    log.start()
+    return log
 
 
 def configure(

@@ -95,7 +95,7 @@ def _terminal(settings: Settings) -> tuple[Terminal, logs.Format]:
 
         return open_short_terminal(settings, sys.stderr), "json"
     chosen = logs.choose_format(settings["log.format"], sys.stderr)
-    stream = cast("TextIO", logs.LogStream(sys.stderr))
+    stream = cast("TextIO", logs.in_thread())
     return Terminal(stream, json_lines=chosen == "json", colour=logs.wants_colour(sys.stderr)), chosen
 
 
@@ -236,7 +236,12 @@ def start_part(settings: Settings, fields: dict[str, str]) -> str:
     end_with_supervisor()
     make_files_private()
     take_secrets(os.environ)  # an engine's processes inherit the rest
-    chosen = logs.configure(log_format=settings["log.format"], level=settings["log.level"], fields=fields)
+    from headrace.broker import metrics
+
+    log = logs.in_thread()
+    log.on_lost = metrics.LOG_LOST.inc
+    stream = cast("TextIO", log)
+    chosen = logs.configure(log_format=settings["log.format"], level=settings["log.level"], fields=fields, stream=stream)
     _announce(settings)
     return chosen
 

@@ -14,16 +14,14 @@ import json
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from headrace.up.output.part_output import PartOutput
 from headrace.workers.health.process_guard import set_parent_death_signal
 
 SUPERVISOR_PID = "HEADRACE_SUPERVISOR_PID"
 
-_LONGEST_LINE = 1 << 20  # bytes; a longer line is dropped
-_TAIL_LINES = 20
 _LAST_OUTPUT_S = 1.0  # to read what a process wrote before it ended
 
 
@@ -61,13 +59,10 @@ def end_now(code: int) -> NoReturn:
 class Child:
     """A running child. Its output goes to `on_line`; the last lines are kept for error messages."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, on_line: Callable[[str], None]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: PartOutput) -> None:
         self._process = process
         self._output = output
-        self._on_line = on_line
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.tail = output.tail
 
     @classmethod
     async def start(cls, command: Sequence[str], *, env: Mapping[str, str], on_line: Callable[[str], None]) -> Child:
@@ -88,10 +83,9 @@ class Child:
             raise
         finally:
             os.close(write_fd)
-        output = asyncio.StreamReader(limit=_LONGEST_LINE)
-        protocol = asyncio.StreamReaderProtocol(output)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read_fd, "rb", 0))
-        return cls(process, output, on_line)
+        output = PartOutput(on_line)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(read_fd, "rb", 0))
+        return cls(process, output)
 
     @property
     def pid(self) -> int:
@@ -102,14 +96,14 @@ class Child:
 
         Returns the exit code, negative for a signal.
         """
-        async with asyncio.TaskGroup() as group:
-            pump = group.create_task(self._pump())
+        try:
             try:
                 code = await self._process.wait()
             finally:
                 kill_group(self.pid)
-            await asyncio.wait({pump}, timeout=_LAST_OUTPUT_S)
-            pump.cancel()
+            await asyncio.wait({self._output.ended}, timeout=_LAST_OUTPUT_S)
+        finally:
+            self._output.close()
         return code
 
     async def stop(self, *, grace_s: float) -> None:
@@ -125,19 +119,6 @@ class Child:
 
     def kill(self) -> None:
         kill_group(self.pid)
-
-    async def _pump(self) -> None:
-        while True:
-            try:
-                raw = await self._output.readline()
-            except ValueError:  # over the limit; the reader has dropped it
-                continue
-            if not raw:
-                return
-            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]  # of a progress bar its last state
-            if line:
-                self.tail.append(line)
-                self._on_line(line)
 
 
 def last_words(tail: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, TextIO
 
+from headrace.log_thread import LogThread
+
 _COLOURS = (36, 35, 32, 33, 34, 96, 95, 92)  # ANSI, one per part in the order of first appearance
 _CLEAR = "\r\x1b[2K"
 _MOST_PARTS = 4  # in a live line
@@ -47,6 +49,12 @@ class Terminal(io.TextIOBase):
 
     def flush(self) -> None:
         self._stream.flush()
+
+    def close(self) -> None:
+        """Write what waits: what the command prints next comes after it."""
+        super().close()
+        if isinstance(self._stream, LogThread):
+            self._stream.close()
 
     def part_line(self, part: str, line: str) -> None:
         """Write a line of a part's output."""
