@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -84,3 +85,26 @@ async def test_a_forced_call_is_made(
     assert [call.name for call in made.calls] == ["get_weather"]
     assert msgspec.json.decode(made.calls[0].arguments) == {"city": "Paris"}
     assert made.content.strip() == ""
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])
+async def test_what_a_model_was_made_to_think_is_its_reasoning(bench: Bench, prompts: list[list[int]], whole: bool) -> None:
+    assert bench.info is not None
+    llm = bench.engine.llm
+    of = VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=None, reasoning="qwen3")
+    plan = of.plan(Parsing(whole=whole), Generation(token_ids=b""), prompts[0])
+    thinks = {"regex": r"<think>[a-z ]{8,20}</think>[A-Z][a-z]{3,8}\."}
+    ids = await bench.ids(prompts[0], Sampling(temperature=0.0, max_tokens=64), guided=thinks)
+    table = TokenTable.load(bench.info.tokenizer_dir)
+    text = TextPipeline(table, prompt_ids=prompts[0], skip_special_tokens=plan.requirements.skip_special_tokens)
+    parser = plan.parser("request", 0)
+    written = ""
+    parts = []
+    for token in ids[:-1]:
+        piece = text.push(token)
+        written += piece or ""
+        parts += parser.push(token, piece)
+    made = said(parts + parser.finish(ids[-1], text.finish()))
+    matched = re.fullmatch(r"<think>([a-z ]{8,20})</think>([A-Z][a-z]{3,8}\.)", written.strip())
+    assert matched, written
+    assert (made.reasoning.strip(), made.content.strip()) == (matched[1].strip(), matched[2])
