@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.broker.codec import decode_worker_control, encode
 from headrace.broker.messages import Generation, Spill
 from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
 from headrace.jetstream.client import Connection
+from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.ports import Message
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
@@ -29,6 +31,7 @@ from headrace.workers.encoding.source import EmbeddingSource, SourceDeps
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.runtime.media_embeddings import MediaOrigin
+from tests.support.guarded_server import guarded_server
 
 POOL = "p"
 WORD = "stand-in/1"
@@ -273,3 +276,20 @@ async def test_a_job_that_is_not_what_it_says_is_refused(world: World, change: d
     assert not answer.ok
     assert told in answer.message
     assert encoder.asked == []
+
+
+async def test_with_logins_two_workers_of_a_pool_may_do_all_that_this_takes(tmp_path: Path) -> None:
+    login, names = Login("worker", POOL), Subjects("hr")
+    encoder, before = Encoder(), count("embeddings", source="here")
+    async with (
+        guarded_server(tmp_path, [Login("operator"), login]) as guarded,
+        await guarded.as_(login) as serving,
+        await guarded.as_(login) as encoding,
+    ):
+        await ensure_on_demand(encoding, Topology(names).embeddings(POOL))  # as the first worker that uses it does
+        world = World(serving, names)
+        async with encode_worker(encoding, names, "e1", encoder):
+            assert await world.fetch(world.source(), media(b"cat")) == {0: b"CAT"}
+        assert await world.fetch(world.source(), media(b"cat")) == {0: b"CAT"}, "without an encode worker"
+    assert encoder.asked == [b"cat"]
+    assert count("embeddings", source="here") == before
