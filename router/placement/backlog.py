@@ -58,13 +58,18 @@ class Backlog:
 
 def _plus(amount: Amount, requests: int, tokens: float) -> Amount:
     left = amount.requests + requests
-    # Nothing waits = no tokens, so that rounding never adds up.
-    return Amount(left, max(amount.tokens + tokens, 0.0)) if left > 0 else NOTHING
+    if left <= 0:
+        return NOTHING  # and no tokens, so that rounding never adds up
+    tokens += amount.tokens
+    return Amount(left, max(0.0, tokens))
 
 
 def _change(sums: dict[str, Amount], key: str, requests: int, tokens: float) -> None:
-    amount = _plus(sums.get(key, NOTHING), requests, tokens)
-    if amount.requests:
-        sums[key] = amount
+    before = sums.get(key)
+    if before is not None:
+        requests += before.requests
+        tokens += before.tokens
+    if requests > 0:
+        sums[key] = Amount(requests, max(0.0, tokens))
     else:
         sums.pop(key, None)

@@ -46,6 +46,7 @@ class WorkerLoad:
     _entry_blocks: int = 0
     _yielding: int = 0
     _yielding_blocks: int = 0
+    _limited: int = 0  # entries with a limit
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
     kept_on_trial: bool = False  # more suspects wait for it
@@ -59,6 +60,7 @@ class WorkerLoad:
         self.entries[request_id] = LoadEntry(tokens, blocks, now_s, limit=limit, yields=yields)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
+        self._limited += limit > 0
         self.described = False
         if yields:
             self._yielding += 1
@@ -76,6 +78,7 @@ class WorkerLoad:
         if entry is not None:
             self._entry_tokens -= entry.tokens
             self._entry_blocks -= entry.blocks
+            self._limited -= entry.limit > 0
             self.described = False
             if entry.yields:
                 self._yielding -= 1
@@ -150,8 +153,10 @@ class WorkerLoad:
     def on_trial(self) -> bool:
         """Suspects are there, or about to be: any other request placed beside them would have to wait for them."""
         told = self.report is not None and self.info.slots > 0 and not self.report.slots
+        if told or self.kept_on_trial or not self._limited:
+            return told or self.kept_on_trial
         company = 1 if self.alone else inf  # up to this limit of a suspect on its way nothing else is placed
-        return told or self.kept_on_trial or any(0 < entry.limit <= company for entry in self.entries.values())
+        return any(0 < entry.limit <= company for entry in self.entries.values())
 
     @property
     def has_suspects(self) -> bool:
@@ -171,7 +176,7 @@ class WorkerLoad:
     @property
     def suspects_on_way(self) -> int:
         """Suspects that were placed there and are in no report yet."""
-        return sum(entry.limit > 0 for entry in self.entries.values())
+        return self._limited
 
     @property
     def group_limit(self) -> float:

@@ -241,7 +241,8 @@ class Scheduler:
             return decisions
         decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s), now_s)
         placements, most = 0, max(_LEAST_PLACED, _PLACED // len(self._loads.ordered))
-        while len(self._window.rows) > len(self._suspects):
+        suspects = len(self._suspects)  # those that are left: only the others are placed below
+        while len(self._window.rows) > suspects:
             if placements == most:
                 self._more = True
                 break
