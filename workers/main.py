@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ from typing import Any
 import structlog
 
 from headrace.broker.membership.worker_ids import ANY_WORKER, worker_id
-from headrace.broker.messages import WorkerMember
 from headrace.broker.models.card_signature import read_card_key
 from headrace.broker.part_state import PartState
-from headrace.broker.places import place_name, ranks_of
 from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts, KvPort
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions
@@ -41,7 +39,7 @@ from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.encoding.server import EncodeServer
 from headrace.workers.encoding.wiring import embedding_source, encode_server, make_store
-from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
+from headrace.workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
 from headrace.workers.follower import follow
@@ -49,10 +47,8 @@ from headrace.workers.handover.wiring import Handovers, create_prefill_side
 from headrace.workers.health.canary import Canary
 from headrace.workers.health.probe import EngineProbe
 from headrace.workers.health.warmup import warm_up
+from headrace.workers.kv.cache_events import create_cache_events
 from headrace.workers.kv.feed import KvFeed
-from headrace.workers.kv.publisher import KvPublisher
-from headrace.workers.kv.rank_publishers import RankPublishers
-from headrace.workers.kv.translator import Translator
 from headrace.workers.models.chat_template import read_template
 from headrace.workers.models.served_name import served_name
 from headrace.workers.operating.health import WorkerHealth
@@ -217,8 +213,9 @@ async def _serve(
         if options.worker:  # its login may publish to subjects that name its pool and itself
             subjects = subjects.spoken_by(member.pool, member.worker)
         structlog.contextvars.bind_contextvars(worker=member.worker)
-        publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
-        prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
+        events = create_cache_events(connection, subjects, engine, info, member)
+        runtime.watch_cache(*events.caches, tiers=events.tiers)
+        prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=events.caches)
         await make_store(connection, subjects, info, member.pool)
         encoder = encode_server(settings, engine, info, connection, subjects, member.pool)
         timing = Timing().at_copies(await bucket_copies(connection, subjects.bucket("members")))
@@ -234,7 +231,7 @@ async def _serve(
         probe = EngineProbe(engine, runtime, info, token=started.token)
         ports = EnginePorts(
             executor=runtime,
-            kv=publisher,
+            kv=events.port,
             prefill=prefill,
             encode=encoder,
             set_role=runtime.set_role,
@@ -271,53 +268,10 @@ async def _serve(
             serving=lambda: session.registered and session.state.taking,
         )
         health = WorkerHealth(process.state, session, engine, runtime, info, card)
-        others: list[Part] = [*feeds, handovers, keeper, canary, health]
+        others: list[Part] = [*events.feeds, handovers, keeper, canary, health]
         if encoder is not None:
             others.append(encoder)
         await _run_session(settings, session, runtime, others, card.model)
-
-
-def _cache_events(
-    connection: Connection,
-    subjects: Subjects,
-    engine: Engine,
-    info: EngineInfo,
-    member: WorkerMember,
-    runtime: Runtime,
-) -> tuple[KvPort | None, list[KvFeed], list[Callable[[], Container[int]]]]:
-    """Create the publisher of cache events, and per rank their feed and the source of cached blocks.
-
-    There are none for an engine without cache events.
-    """
-    if not member.kv_events:
-        if not POOLING_KINDS & set(info.kinds) and member.role != "encode":
-            log.warning(
-                "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
-            )
-        return None, [], []
-    publishers, feeds, caches, translators = [], [], [], []
-    for rank in ranks_of(info.ranks):
-        translator = Translator(member.block_size, blocks=info.blocks // info.ranks)
-        publisher = KvPublisher(
-            connection,
-            subjects,
-            pool=member.pool,
-            worker=place_name(member.worker, rank),
-            epoch=member.epoch,
-            inventory=translator.inventory,
-        )
-        publishers.append(publisher)
-        translators.append(translator)
-        feeds.append(KvFeed(engine, translator, publisher.step, rank=rank or 0))
-        caches.append(_device_of(translator))
-    runtime.watch_cache(
-        *caches, tiers=lambda: [sum(counts) for counts in zip(*(one.held() for one in translators), strict=True)]
-    )
-    return (publishers[0] if len(publishers) == 1 else RankPublishers(publishers)), feeds, caches
-
-
-def _device_of(translator: Translator) -> Callable[[], Container[int]]:
-    return lambda: translator.device
 
 
 @contextlib.asynccontextmanager
