@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+pytest.importorskip("zmq")  # comes with vLLM
+
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineDead
 from headrace.workers.follower import follow
