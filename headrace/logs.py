@@ -66,8 +66,12 @@ class LogStream(io.TextIOBase):
 
 def in_thread() -> LogThread:
     """Return a stream to stderr for a process that serves: nothing in it waits for what reads its log."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except OSError:  # a stream in memory, which never stands still, needs no thread
+        return LogThread(cast("TextIO", LogStream(sys.stderr)))
     # A text layer of its own over the same descriptor: one that stands still must not hold the lock of `sys.stderr`.
-    stream = open(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    stream = open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     log = LogThread(cast("TextIO", LogStream(stream)))
     log.start()
     return log

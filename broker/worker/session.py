@@ -63,9 +63,7 @@ class WorkerSession:
         tasks = self._tasks = TaskScope()
         state = self.state = WorkerState(member, slots=deps.settings.slots, tombstone_s=deps.timing.tombstone_s)
         lease = self._lease = self._make_lease()
-        members = self.members = Members(
-            deps.messaging, deps.subjects, lease_ttl_s=deps.timing.lease_ttl_s, overdue_s=deps.timing.overdue_s
-        )
+        members = self.members = self._make_members()
         mover = Mover(deps.messaging, deps.subjects, pool=state.pool, timing=deps.timing, wall=deps.wall)
         self._janitor = Janitor(deps.messaging, deps.subjects, members, mover, pool=state.pool, timing=deps.timing)
         self._election = JanitorElection(deps, state, lease, members)
@@ -109,6 +107,10 @@ class WorkerSession:
             ttl_s=deps.timing.lease_ttl_s,
             on_change=self._on_lease,
         )
+
+    def _make_members(self) -> Members:
+        deps, timing = self._deps, self._deps.timing
+        return Members(deps.messaging, deps.subjects, lease_ttl_s=timing.lease_ttl_s, overdue_s=timing.overdue_s)
 
     def _make_failure_detector(self) -> FailureDetector:
         deps, state = self._deps, self.state

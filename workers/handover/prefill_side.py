@@ -174,11 +174,12 @@ class PrefillSide:
         lent = running.sequence.handover
         if lent is None or lent.params is None or not fault.retriable:
             return False
-        log.warning("prefill.prefix_not_read", job=running.job.job, decode=running.job.decode, why=fault.message)
+        job = running.job
+        log.warning("prefill.prefix_not_read", request_id=job.id, job=job.job, decode=job.decode, why=fault.message)
         metrics.PREFIX_READS.labels("failed").inc()
         whole = msgspec.structs.replace(running.sequence, handover=Handover(kind="prefill", room=lent.room))
         running.sequence, running.cached, running.read = whole, 0, 0
-        self._submit(running.job, whole)
+        self._submit(job, whole)
         return True
 
     def _end(self, job: str, fault: JobFault | None, params: Mapping[str, Any] | None = None) -> None:
