@@ -128,7 +128,7 @@ test-clients: $(VENV)/.base $(CLIENTS)/.installed ## clients of other projects a
 		--confcutdir tests/clients tests/clients $(ARGS)
 
 # Percent of lines and branches that `make coverage-gate` must reach. Raise it when the figure has risen; never lower it.
-COVERAGE_FLOOR := 79
+COVERAGE_FLOOR := 81
 COVER := $(BIN)/coverage run -m pytest -q
 coverage: $(VENV)/.test ## lines and branches that all tests without an engine reach, processes too (some minutes)
 	@rm -rf .coverage && mkdir .coverage
