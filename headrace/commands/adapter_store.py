@@ -43,7 +43,7 @@ def push_adapter(settings: Settings, name: str, folder: Path) -> int:
                     while piece := archive.read(PIECE):
                         await writer.write(piece)
                         bar.update(len(piece))
-                stored = await writer.commit()
+                    stored = await writer.commit()
             announce(messaging, names, "adapter push", adapter=name, sha256=stored.digest)
             return stored
 

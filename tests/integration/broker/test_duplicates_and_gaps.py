@@ -78,7 +78,7 @@ async def test_a_publisher_that_sends_the_same_request_twice_has_it_stored_once(
         stream = await served.submit(request)
         open_job = served._open.get(request.id)
         assert open_job is not None
-        await served._submitter.publish(request, open_job.body)
+        await served._submitter.publish(request, open_job.body, judge=served.id)
         assert await collect(stream) == expected(request.id, 0, 20)
         await settled(session)
         await nothing_stored(connection, subjects)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +15,14 @@ from headrace.broker.keys.records import CLIENT_SCOPES, KeyRecord
 from headrace.broker.keys.store import KeyStore
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
+from headrace.workers.settings import WorkerSettings
 from tests.conftest import Connect
 from tests.support.frontend.fakes import FakeIngress, frontend
 from tests.support.local_deployment import serving, sim
+from tests.support.pipelines import pipeline
 
 MODEL = "apart-sim"
+FILMS = "apart-films"
 WORDS = " ".join(f"word{n}" for n in range(200))
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
 HELD = {"args": {"timing_overrides": {"decode_base_s": 0.05}}}
@@ -36,6 +40,35 @@ async def keys_for(store: KeyStore, *tenants: str) -> list[str]:
 
 def as_tenant(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
+
+
+def films(folder: Path) -> WorkerSettings:
+    return WorkerSettings(
+        engine="diffusion",
+        model=str(pipeline(folder, name="WanPipeline")),
+        served_name=FILMS,
+        engine_args={"step_s": 0.01, "fps": 4},
+        drain_grace_s=0.0,
+        tool_parser="none",
+        reasoning_parser="none",
+    )
+
+
+async def both_are_served(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(20):
+        while (await client.get(f"/v1/models/{MODEL}")).status_code != 200 or (
+            await client.get(f"/v1/models/{FILMS}")
+        ).status_code != 200:
+            await asyncio.sleep(0.02)
+
+
+async def made_film(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Make a video and wait for its file."""
+    video = await made(client, "/v1/videos", json={"model": FILMS, "prompt": "a river", "seconds": "1", "size": "96x64"})
+    async with asyncio.timeout(20):
+        while (await client.get(f"/v1/videos/{video['id']}")).json()["status"] != "completed":
+            await asyncio.sleep(0.02)
+    return video
 
 
 def routes_with_ids() -> list[tuple[str, str]]:
@@ -79,6 +112,7 @@ async def things_of(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
         "/v1/files": {"id": file["id"]},
         "/v1/uploads": {"id": upload["id"]},
         "/v1/batches": {"id": batch["id"]},
+        "/v1/videos": {"id": (await made_film(client))["id"]},
         "/v1/requests": {"id": "alices-request"},
     }
 
@@ -90,7 +124,7 @@ def filled(path: str, things: dict[str, dict[str, str]]) -> str:
 
 @pytest.mark.slow
 async def test_no_route_shows_or_changes_what_belongs_to_another_tenant(
-    nats_server: EmbeddedServer, connect: Connect, subjects: Subjects
+    nats_server: EmbeddedServer, connect: Connect, subjects: Subjects, tmp_path: Path
 ) -> None:
     bodies = {
         "/v1/uploads/{id}/parts": {"files": {"data": ("p", b"abcd")}},
@@ -99,12 +133,11 @@ async def test_no_route_shows_or_changes_what_belongs_to_another_tenant(
         "/v1/conversations/{id}": {"json": {"metadata": {"a": "b"}}},
         "/v1/chat/completions/{id:path}": {"json": {"metadata": {"a": "b"}}},
     }
-    async with serving(nats_server, subjects, sim(MODEL, **HELD), api_key=("operator",)) as running:
+    workers = sim(MODEL, **HELD), films(tmp_path / "pipeline")
+    async with serving(nats_server, subjects, *workers, api_key=("operator",)) as running:
         alice_key, mallory_key = await keys_for(KeyStore(await connect(), subjects), "alice", "mallory")
         async with as_tenant(running.url, alice_key) as alice, as_tenant(running.url, mallory_key) as mallory:
-            async with asyncio.timeout(10):
-                while (await mallory.get("/v1/models")).status_code != 200:
-                    await asyncio.sleep(0.02)
+            await both_are_served(mallory)
             things = await things_of(alice)
             asked = asyncio.create_task(
                 alice.post("/v1/chat/completions", json=chat(max_tokens=400), headers={"x-request-id": "alices-request"})
@@ -131,7 +164,7 @@ async def test_no_route_shows_or_changes_what_belongs_to_another_tenant(
                 assert answer.status_code in (400, 404), (path, answer.text)
             back = {"Headrace-Durable": "1", "Last-Event-ID": f"{things['/v1/streams']['job']}.1"}
             assert (await mallory.post("/v1/chat/completions", json=chat(stream=True), headers=back)).status_code == 404
-            for path in ("/v1/files", "/v1/batches", "/v1/chat/completions"):
+            for path in ("/v1/files", "/v1/batches", "/v1/chat/completions", "/v1/videos"):
                 assert (await mallory.get(path)).json()["data"] == []
             for method, path in routes_with_ids():
                 if method == "GET":
