@@ -34,10 +34,12 @@ def told(up: RunningUp, *words: str) -> str:
     return done.stdout
 
 
-def ask(url: str, *, tokens: int = 48, stream: bool = False) -> Any:
+def ask(url: str, *, tokens: int = 48, stream: bool = False, **more: Any) -> Any:
     body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": tokens, "temperature": 0}
     request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body | {"stream": stream}).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/chat/completions",
+        json.dumps(body | {"stream": stream} | more).encode(),
+        {"Content-Type": "application/json"},
     )
     answer = urllib.request.urlopen(request, timeout=120)
     if stream:
@@ -70,8 +72,10 @@ def test_its_health_is_that_of_the_engine(our_up: RunningUp) -> None:
     assert 0 < found["canary_s"] < 10
 
 
-def test_an_answer_stands_still_in_a_pause_and_goes_on(our_up: RunningUp, ours: str, before: str) -> None:
-    stream = ask(ours, stream=True)
+def test_an_answer_stands_still_in_a_pause_and_goes_on(our_up: RunningUp, ours: str) -> None:
+    long: dict[str, Any] = {"tokens": 200, "ignore_eos": True}  # it is not over before the command has started
+    before = text(ask(ours, **long))
+    stream = ask(ours, stream=True, **long)
     coming = pieces(stream)
     first = "".join(next(coming) for _ in range(4))
     assert "held  1" in told(our_up, "pause", "worker-1")

@@ -48,7 +48,7 @@ WHERE = {
     "submitted_again_means_a_new_generation": ("lapsecrash", 7),
     "suspicions_are_not_crashes": ("manypoison", 0),
     "who_is_back_has_not_crashed": ("placing", 3),
-    "who_drains_has_not_crashed": ("held-norouter", 905),
+    "who_drains_has_not_crashed": ("poisonfaults", 21),
     "the_death_of_an_engine_counts": ("enginepoison", 0),
     "a_started_event_is_evidence": ("twopoison", 156),
     "crashes_end_a_request": ("twopoison", 0),
