@@ -33,7 +33,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.tokens import TokenTable
-from tests.support import examples, process_shares
+from tests.support import examples, hard_limit, process_shares
 from tests.support.moved_seeds import MOVED_SEED
 
 collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
@@ -87,6 +87,16 @@ mock.patch.object(TextEncoder, "use_fast_tokenizer", _use_fast_tokenizer_once).s
 
 # every client reads all certificates of the world for connections that none of them makes
 mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_transports.create_ssl_context)).start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hard_limit.configure(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with hard_limit.limited(item):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

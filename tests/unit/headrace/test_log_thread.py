@@ -67,9 +67,10 @@ def test_what_there_is_no_room_for_is_counted_and_told_when_the_reader_goes_on()
 def test_a_full_pipe_whose_reader_is_frozen_holds_up_nobody() -> None:
     read_fd, write_fd = os.pipe()
     line = "x" * 99 + "\n"
-    with open(read_fd, "rb") as reader, open(write_fd, "w", encoding="utf-8") as pipe:
-        log = started(cast("Any", LogStream(pipe)))
-        for _ in range(20_000):  # 2 MB: more than a pipe and the room take
+    # the reader ends first: a write that stands still would hold up the end of the pipe
+    with open(write_fd, "w", encoding="utf-8") as pipe, open(read_fd, "rb") as reader:
+        log = started(cast("Any", LogStream(pipe)), most_chars=1 << 18)
+        for _ in range(20_000):  # 2 MB: more than the pipe, a write that stands still and the room take
             log.write(line)
         read = b""
         while b"log.lost" not in read:
