@@ -38,7 +38,7 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.encoding.server import EncodeServer
-from headrace.workers.encoding.wiring import embedding_source, encode_server, make_store
+from headrace.workers.encoding.wiring import NixlPart, embedding_source, encode_server, lent_memory, make_store, record_reader
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
@@ -72,7 +72,7 @@ from headrace.workers.text.tokens import token_table
 log = structlog.get_logger()
 
 ENGINE_STOP_GRACE_S = 10.0
-Part = KvFeed | Handovers | CardKeeper | Canary | WorkerHealth | EncodeServer
+Part = KvFeed | Handovers | CardKeeper | Canary | WorkerHealth | EncodeServer | NixlPart
 """What runs beside the session and the runtime."""
 STEPS_AHEAD = 2  # engine steps of work that a prefill worker accepts at once: one runs, one waits
 STEP_TOKENS = 8192  # tokens of a step, for an engine that does not report them
@@ -217,7 +217,9 @@ async def _serve(
         runtime.watch_cache(*events.caches, tiers=events.tiers)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=events.caches)
         await make_store(connection, subjects, info, member.pool)
-        encoder = encode_server(settings, engine, info, connection, subjects, member.pool)
+        lending = await lent_memory(settings, member.worker)
+        reader = await record_reader(settings, info, member.worker)
+        encoder = encode_server(settings, engine, info, connection, subjects, member, lending)
         timing = Timing().at_copies(await bucket_copies(connection, subjects.bucket("members")))
         deps = WorkerDeps(
             messaging=connection,
@@ -258,7 +260,7 @@ async def _serve(
             handovers.coordinator,
             parsers=started.family.build(engine, info, table, parsers),
             results=ResultObjects(connection, subjects, sealed=bool(options.steward)),
-            embeddings=embedding_source(settings, info, session, connection, subjects),
+            embeddings=embedding_source(settings, info, session, connection, subjects, reader),
         )
         canary = Canary(
             probe,
@@ -269,8 +271,7 @@ async def _serve(
         )
         health = WorkerHealth(process.state, session, engine, runtime, info, card)
         others: list[Part] = [*events.feeds, handovers, keeper, canary, health]
-        if encoder is not None:
-            others.append(encoder)
+        others += [part for part in (encoder, lending, reader) if part is not None]
         await _run_session(settings, session, runtime, others, card.model)
 
 

@@ -78,8 +78,8 @@ HANDOVER_S = Histogram(
 HANDOVER_TOKENS = Counter("headrace_worker_handover_tokens_total", "Tokens whose KV blocks were fetched from another worker")
 EMBEDDINGS = Counter(
     "headrace_worker_embeddings_total",
-    "Media items of requests, by where their embeddings came from: kept by this worker, the store, an encode worker, or the "
-    "engine here",
+    "Media items of requests, by where their embeddings came from: kept by this worker, the store, an encode worker (by the "
+    "store or read by NIXL), or the engine here",
     ["source"],
 )
 EMBEDDING_FAILURES = Counter(

@@ -295,6 +295,16 @@ class WorkerSettings:
             most=3600,
         ),
     ] = 5.0
+    encode_nixl_bytes: Annotated[
+        int,
+        Setting(
+            "Embeddings of at least so many bytes are read from the encode worker's memory over NIXL where both workers have "
+            "it; smaller ones, or all with 0, go by the object store.",
+            "--encode-nixl-from",
+            least=0,
+            metavar="BYTES",
+        ),
+    ] = 256 * 1024
     adapter_sources: Annotated[
         Sequence[str],
         Setting(

@@ -27,8 +27,8 @@ import structlog
 from benchmarks.engines.nixl_transfer import Bare
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
+from headrace.workers.nixl.driver import Driver
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.transfer.nixl.driver import Driver
 from headrace.workers.sim.transfer.nixl_fabric import NixlFabric
 
 TOKENS = 4  # per block

@@ -3,7 +3,7 @@
     python -m benchmarks.engines.nixl_transfer [--mib 64] [--rounds 15] [--blocks 64,256,1024,4096] [--cpu] [--json]
 
 Per case and round, in random order: bare NIXL moving one range of all bytes, bare NIXL moving the same ranges as we do, and
-ours (`headrace.workers.sim.transfer.nixl.agent.Agent`, polled from an event loop as its docstring says).  Bare NIXL is a plain
+ours (`headrace.workers.nixl.agent.Agent`, polled from an event loop as its docstring says).  Bare NIXL is a plain
 `initialize_xfer` through its bindings with a tight loop around the status.  It has our progress settings: with those of NIXL's
 Python class two progress threads would keep two cores busy and slow every process down.  Printed are medians; `share` is our
 speed by that of bare NIXL with one range, `alike` by that of bare NIXL with the same ranges.
@@ -25,9 +25,9 @@ from typing import Any
 
 import structlog
 
-from headrace.workers.sim.transfer.nixl.agent import Agent
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.driver import Driver, bindings
+from headrace.workers.nixl.agent import Agent
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.driver import Driver, bindings
 
 Ranges = list[tuple[int, int, int]]
 Clock = Callable[[], float]

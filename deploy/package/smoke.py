@@ -23,7 +23,7 @@ ENGINES = (
     "headrace.workers.sglang",
     "headrace.workers.kv.rank_listeners",
     "headrace.workers.kv.zmq_listener",
-    "headrace.workers.sim.transfer.nixl",
+    "headrace.workers.nixl",
     "headrace.workers.models.dequantize",
 )
 COMMAND = [sys.executable, "-P", "-m", "headrace"]

@@ -198,7 +198,9 @@ def _transfers(settings: Settings) -> dict[str, str]:
     They are where the embedded NATS server takes no others. Without it UCX opens sockets, which ask for no login, on every
     address of the machine. Shared memory and links between GPUs are no network devices for UCX, so they stay in use.
     """
-    if settings["up.mode"] != "disagg" or settings["worker.peer_host"] or settings["nats.url"] or settings["nats.context"]:
+    if settings["up.mode"] != "disagg" and not settings["up.encode_workers"]:
+        return {}
+    if settings["worker.peer_host"] or settings["nats.url"] or settings["nats.context"]:
         return {}
     from headrace.frontend.auth.exposure import is_loopback
 

@@ -35,7 +35,7 @@ MODULES = {  # module → the processes that count in it
     "router.kv_events.metrics": "routers",
     "workers.metrics": "workers",
     "workers.sim.metrics": "workers with the simulator",
-    "workers.sim.transfer.nixl.metrics": "workers with the simulator and NIXL",
+    "workers.nixl.metrics": "workers with NIXL: the simulator, and embeddings of media",
 }
 ENGINES = {"workers.sglang.metrics"}  # they show the engine's own series and have none themselves
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from headrace.workers.sim.transfer.nixl.agent import Agent
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.transfer import Transfer
+from headrace.workers.nixl.agent import Agent
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.transfer import Transfer
 
 PATIENCE_S = 60.0
 

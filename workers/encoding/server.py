@@ -1,17 +1,20 @@
-"""Runs the encoder for serving workers: an item of theirs becomes an object that they all find by the item's content."""
+"""Runs the encoder for serving workers: an item of theirs becomes a record that they all find by the item's content.
+
+A large record lies in memory that they read; a small one, and one for a worker that cannot read it, in the object store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
 from headrace.broker.spill import fetch_payload
 from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.ports import Messaging
@@ -32,11 +35,42 @@ TOLD = 300  # characters of an error
 Answer = Callable[[MediaEncoded], None]
 
 
+class Lending(Protocol):
+    """Memory that serving workers read (`headrace.workers.encoding.lending.LentMemory`)."""
+
+    def find(self, name: str) -> LentRecord | None: ...
+    async def lend(self, name: str, record: bytes) -> LentRecord | None: ...
+    async def record(self, lent: LentRecord) -> bytes: ...
+
+
+class NothingLent:
+    """The lending of a worker without such memory."""
+
+    def find(self, name: str) -> None:
+        return
+
+    async def lend(self, name: str, record: bytes) -> None:
+        return
+
+    async def record(self, lent: LentRecord) -> bytes:
+        raise BrokerError("nothing is lent here")
+
+
 class EncodeServer:
     """Implements `headrace.broker.worker.ports.EncodePort`. Jobs are accepted while `run` runs."""
 
-    def __init__(self, encoder: MediaEncoder, word: str, messaging: Messaging, subjects: Subjects, *, pool: str) -> None:
-        """`word`: the engine's `EngineInfo.encoder`."""
+    def __init__(
+        self,
+        encoder: MediaEncoder,
+        word: str,
+        messaging: Messaging,
+        subjects: Subjects,
+        *,
+        pool: str,
+        lending: Lending | None = None,
+    ) -> None:
+        """`word`: the engine's `EngineInfo.encoder`. Without `lending` all goes by the object store."""
+        self._lending = lending or NothingLent()
         self._encoder = encoder
         self._word = word
         self._messaging = messaging
@@ -44,7 +78,7 @@ class EncodeServer:
         self._objects = messaging.objects(subjects.pool_bucket(EMBEDDINGS, pool))
         self._tasks = TaskScope()
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._asked: dict[str, list[Answer]] = {}
+        self._asked: dict[str, list[tuple[int, Answer]]] = {}  # what each reads at once, and how it is told
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -55,24 +89,37 @@ class EncodeServer:
         """Begin a job, or join the one that has the same name. `answer` is called once, at the latest at its end."""
         if job.name in self._asked:
             metrics.ENCODES.labels("joined").inc()
-            self._asked[job.name].append(answer)
+            self._asked[job.name].append((job.reads, answer))
         elif not self._tasks.is_open or len(self._asked) >= MOST_WAITING:
             metrics.ENCODES.labels("refused").inc()
             answer(MediaEncoded(ok=False, message=f"{len(self._asked)} items wait here already"))
         else:
-            self._asked[job.name] = [answer]
-            self._tasks.spawn_guarded(self._serve(job), lambda error: self._end(job, f"{type(error).__name__}: {error}"))
+            self._asked[job.name] = [(job.reads, answer)]
+            self._tasks.spawn_guarded(self._serve(job), lambda error: self._failed(job, f"{type(error).__name__}: {error}"))
 
     async def _serve(self, job: EncodeMedia) -> None:
-        failure = ""
         try:
             async with self._slots:
-                await self._encode(job)
+                lent = self._lending.find(job.name)
+                result = "encoded" if lent is None else "kept"
+                if lent is None:
+                    record = await self._encode(job)
+                    lent = await self._lending.lend(job.name, record)
+                    if lent is None:
+                        await self._objects.put(job.name, record)
+                if lent is not None:
+                    await self._store_for_others(job, lent)
         except HeadraceError as error:
-            failure = str(error) or type(error).__name__
-        self._end(job, failure)
+            self._failed(job, str(error) or type(error).__name__)
+            return
+        self._end(job, result, lent)
 
-    async def _encode(self, job: EncodeMedia) -> None:
+    async def _store_for_others(self, job: EncodeMedia, lent: LentRecord) -> None:
+        """Store a lent record too if one who asks for it cannot read it. Who joins meanwhile finds it in either place."""
+        if any(reads < lent.size for reads, _ in self._asked[job.name]):
+            await self._objects.put(job.name, await self._lending.record(lent))
+
+    async def _encode(self, job: EncodeMedia) -> bytes:
         payload = await fetch_payload(self._messaging, self._subjects, job, wanted=lambda: self._tasks.is_open)
         generation = decode(Generation, payload)
         if job.item >= len(generation.media):
@@ -88,11 +135,15 @@ class EncodeServer:
         began_s = asyncio.get_running_loop().time()
         embeddings = await self._encoder.encode(wanted)
         metrics.ENCODE_S.observe(asyncio.get_running_loop().time() - began_s)
-        await self._objects.put(job.name, await asyncio.to_thread(seal, job.name, embeddings))
+        return await asyncio.to_thread(seal, job.name, embeddings)
 
-    def _end(self, job: EncodeMedia, failure: str) -> None:
-        metrics.ENCODES.labels("failed" if failure else "encoded").inc()
-        if failure:
-            log.warning("encode.failed", request_id=job.id, item=job.item, error=failure[:TOLD])
-        for answer in self._asked.pop(job.name, ()):
-            answer(MediaEncoded(ok=not failure, message=failure[:TOLD]))
+    def _end(self, job: EncodeMedia, result: str, lent: LentRecord | None) -> None:
+        metrics.ENCODES.labels(result).inc()
+        for reads, answer in self._asked.pop(job.name, ()):
+            answer(MediaEncoded(ok=True, lent=lent if lent is not None and reads >= lent.size else None))
+
+    def _failed(self, job: EncodeMedia, failure: str) -> None:
+        metrics.ENCODES.labels("failed").inc()
+        log.warning("encode.failed", request_id=job.id, item=job.item, error=failure[:TOLD])
+        for _, answer in self._asked.pop(job.name, ()):
+            answer(MediaEncoded(ok=False, message=failure[:TOLD]))

@@ -1,7 +1,7 @@
 """Gets the embeddings of a request's media for a serving worker: from the object store, else by having them computed.
 
 The name of an item's embeddings follows from its content, so the store is looked into first; what it lacks the encode worker is
-asked for that the name falls to, and then the next one. All of it has one deadline, and nothing of it can fail a request: what
+asked for that the XX has one deadline, and nothing of it can fail a request: what
 did not come is encoded by the worker's own engine.
 """
 
@@ -13,15 +13,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
-from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
+from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
+from headrace.jetstream.errors import HeadraceError, JetStreamError, ObjectCorrupt, ObjectNotFound
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS
@@ -35,8 +36,22 @@ from headrace.workers.vllm.tiers.breaker import Breaker
 
 log = structlog.get_logger()
 
+LONGER = 16  # bytes by which `reads` makes a question longer
 TRIES = 2  # encode workers that are asked for an item
 _STORE = ""  # the breaker of the store, beside those of workers
+_MEMORY = " memory"  # added to a worker's name: the breaker of its memory
+READ_SHARE = 4  # a read may take this part of the wait
+
+
+class Reading(Protocol):
+    """Reads other workers' memory (`headrace.workers.encoding.reading.RecordReader`)."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest record that can be read, 0 for none."""
+
+    async def read(self, lent: LentRecord, *, timeout_s: float) -> bytes:
+        """Return the bytes of an offer. Raises a HeadraceError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +64,7 @@ class SourceDeps:
     encoder: str  # `EngineInfo.encoder`
     encoders: Callable[[], Seq[str]]
     wait_s: float  # most seconds that a request waits
+    reader: Reading | None = None  # without one all goes by the store
     clock: Callable[[], float] = time.monotonic
 
 
@@ -101,8 +117,8 @@ class EmbeddingSource:
             source, embeddings = "kept", self._kept.get(name)
             if embeddings is None:
                 source, embeddings = "store", await self._stored(name)
-            if embeddings is None and await self._computed(sequence, origin, number, name):
-                source, embeddings = "encoder", await self._stored(name)
+            if embeddings is None:
+                source, embeddings = await self._computed(sequence, origin, number, name)
         if embeddings is not None:
             self._kept.put(name, embeddings)
             metrics.EMBEDDINGS.labels(source).inc()
@@ -142,34 +158,71 @@ class EmbeddingSource:
         breaker.succeeded()
         return embeddings
 
-    async def _computed(self, sequence: Sequence, origin: MediaOrigin, number: int, name: str) -> bool:
-        """Have an encode worker put an item's embeddings into the store. Returns whether one has."""
-        question = encode(_job(sequence, origin, number, name))
-        if len(question) > self._deps.messaging.max_payload:
+    async def _computed(self, sequence: Sequence, origin: MediaOrigin, number: int, name: str) -> tuple[str, bytes | None]:
+        """Have an encode worker make an item's embeddings. Returns how they came, and them if they did."""
+        job = _job(sequence, origin, number, name)
+        if len(encode(job)) + LONGER > self._deps.messaging.max_payload:
             metrics.EMBEDDING_FAILURES.labels("too_large").inc()
-            return False
+            return "", None
         for worker in [one for one in in_order(name, self._deps.encoders()) if self._breaker(one).closed][:TRIES]:
-            subject = self._deps.subjects.peer(self._deps.pool, worker)
-            try:
-                reply = await self._deps.messaging.request(subject, question, timeout_s=self._deps.wait_s / TRIES)
-                answer = decode(MediaEncoded, reply)
-            except (JetStreamError, WireError) as error:
-                self._breaker(worker).failed()
-                metrics.EMBEDDING_FAILURES.labels("encoder_lost").inc()
-                log.warning("embeddings.encoder_lost", request_id=origin.request_id, worker=worker, error=str(error))
-                continue
-            self._breaker(worker).succeeded()
-            if answer.ok:
-                return True
+            answer = await self._asked(worker, job, reads=self._readable(worker))
+            if answer is not None and answer.lent is not None:
+                embeddings = await self._read(worker, name, answer.lent)
+                if embeddings is not None:
+                    return "nixl", embeddings
+                answer = await self._asked(worker, job, reads=0)
+            if answer is not None:
+                return "encoder", await self._stored(name)
+        return "", None
+
+    async def _asked(self, worker: str, job: EncodeMedia, *, reads: int) -> MediaEncoded | None:
+        """Return the answer of an encode worker if it has the embeddings."""
+        question = encode(msgspec.structs.replace(job, reads=reads))
+        subject = self._deps.subjects.peer(self._deps.pool, worker)
+        try:
+            reply = await self._deps.messaging.request(subject, question, timeout_s=self._deps.wait_s / TRIES)
+            answer = decode(MediaEncoded, reply)
+        except (JetStreamError, WireError) as error:
+            self._breaker(worker).failed()
+            metrics.EMBEDDING_FAILURES.labels("encoder_lost").inc()
+            log.warning("embeddings.encoder_lost", request_id=job.id, worker=worker, error=str(error))
+            return None
+        self._breaker(worker).succeeded()
+        if not answer.ok:
             metrics.EMBEDDING_FAILURES.labels("refused").inc()
-            log.warning("embeddings.refused", request_id=origin.request_id, worker=worker, why=answer.message)
-        return False
+            log.warning("embeddings.refused", request_id=job.id, worker=worker, why=answer.message)
+            return None
+        return answer
+
+    def _readable(self, worker: str) -> int:
+        """Return the most bytes that can be read of a worker's memory."""
+        reader = self._deps.reader
+        return reader.most_bytes if reader is not None and self._breaker(worker + _MEMORY).closed else 0
+
+    async def _read(self, worker: str, name: str, lent: LentRecord) -> bytes | None:
+        reader, breaker = self._deps.reader, self._breaker(worker + _MEMORY)
+        if reader is None:
+            return None
+        try:
+            record = await reader.read(lent, timeout_s=self._deps.wait_s / READ_SHARE)
+            embeddings = await asyncio.to_thread(unseal, name, record)
+        except DamagedEmbeddings as error:
+            metrics.EMBEDDING_FAILURES.labels("damaged").inc()
+            log.warning("embeddings.damaged", name=name, worker=worker, error=str(error))
+            return None
+        except HeadraceError as error:
+            breaker.failed()
+            metrics.EMBEDDING_FAILURES.labels("read").inc()
+            log.warning("embeddings.not_read", name=name, worker=worker, error=str(error))
+            return None
+        breaker.succeeded()
+        return embeddings
 
     def _breaker(self, worker: str) -> Breaker:
         """Return the breaker of a worker, or of the store. Those of workers that have left are forgotten."""
         if worker not in self._breakers:
-            live = {_STORE, worker, *self._deps.encoders()}
-            self._breakers = {one: breaker for one, breaker in self._breakers.items() if one in live}
+            live = {_STORE, worker.removesuffix(_MEMORY), *self._deps.encoders()}
+            self._breakers = {one: kept for one, kept in self._breakers.items() if one.removesuffix(_MEMORY) in live}
             self._breakers[worker] = Breaker(self._deps.clock)
         return self._breakers[worker]
 

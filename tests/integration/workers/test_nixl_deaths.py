@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.workers.sim.transfer.nixl.agent import Agent
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.errors import BadCard, BlocksBusy, PeerUnknown
+from headrace.workers.nixl.agent import Agent
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.errors import BadCard, BlocksBusy, PeerUnknown
 from tests.support.nixl_peer import PeerProcess, drive, needs_nixl, settle, sums
 
 pytestmark = [needs_nixl, pytest.mark.fault]

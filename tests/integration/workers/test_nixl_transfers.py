@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.workers.sim.transfer.nixl.agent import Agent
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.card import unpack
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks, BadCard, Closed, PeerUnknown
+from headrace.workers.nixl.agent import Agent
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.card import unpack
+from headrace.workers.nixl.errors import BadBlocks, BadCard, Closed, PeerUnknown
 from tests.support.nixl_peer import PeerProcess, drive, fill, needs_nixl, sums
 
 pytestmark = [needs_nixl, pytest.mark.slow]
@@ -186,8 +186,5 @@ def test_nixl_is_loaded_without_torch(peer: PeerProcess) -> None:
 @pytest.mark.slow
 def test_loading_nixl_leaves_logging_alone() -> None:
     """In a process of its own: another test here may have NIXL loaded by an engine, which does not put it back."""
-    show = (
-        "import logging; from headrace.workers.sim.transfer.nixl.driver import bindings; bindings(); assert "
-        "logging.raiseExceptions"
-    )
+    show = "import logging; from headrace.workers.nixl.driver import bindings; bindings(); assert logging.raiseExceptions"
     subprocess.run([sys.executable, "-c", show], check=True, capture_output=True, timeout=60)

@@ -13,9 +13,9 @@ import pytest
 
 from headrace.workers.engine import Fault, Handover, Output, Role
 from headrace.workers.errors import EngineStartFailed
+from headrace.workers.nixl.errors import NixlUnavailable
 from headrace.workers.sim.answers.tokens import expected_ids
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.transfer.nixl.errors import NixlUnavailable
 from headrace.workers.sim.transfer.nixl_fabric import NixlFabric
 from tests.support.sim_peer import Peer, Seen, config, sequence
 
@@ -345,7 +345,7 @@ async def test_without_nixl_an_engine_that_hands_over_does_not_start_and_says_wh
     def missing() -> Any:
         raise NixlUnavailable("NIXL does not load; install it")
 
-    monkeypatch.setattr("headrace.workers.sim.transfer.nixl.driver.bindings", missing)
+    monkeypatch.setattr("headrace.workers.nixl.driver.bindings", missing)
     with pytest.raises(EngineStartFailed, match="NIXL"):
         await SimEngine().start(config(Role.PREFILL, SMALL), lambda outputs: None)
     plain = SimEngine()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from headrace.workers.sim.transfer.nixl.arena import Arena
+from headrace.workers.nixl.arena import Arena
 
 LEAST_BYTES = 64  # smallest block; a multiple of 8
 _HEAD = 2  # words

@@ -13,13 +13,13 @@ import msgspec
 import structlog
 
 from headrace.workers.errors import TransferFailed
+from headrace.workers.nixl.agent import Agent
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.errors import BadBlocks, BadCard
+from headrace.workers.nixl.transfer import Transfer as NixlTransfer
 from headrace.workers.sim import metrics
 from headrace.workers.sim.transfer.block_content import LEAST_BYTES, Contents
 from headrace.workers.sim.transfer.fabric import Member, Notice, Transfer
-from headrace.workers.sim.transfer.nixl.agent import Agent
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks, BadCard
-from headrace.workers.sim.transfer.nixl.transfer import Transfer as NixlTransfer
 
 _IDLE_S = 0.05  # between two polls for notices while no hand-over is open
 _BUSY_S = 0.002  # between two polls while a hand-over is open

@@ -19,7 +19,7 @@ OWNERS = {
     "broker/prefill/held.py": "HeldPrefill",
 }
 OTHERS = {
-    "workers/sim/transfer/nixl/mover.py",  # a transfer
+    "workers/nixl/mover.py",  # a transfer
     "router/session",  # a request in the window
 }
 

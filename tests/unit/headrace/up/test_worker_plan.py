@@ -290,6 +290,7 @@ def test_the_numbers_of_a_pool_fit_its_own_mode() -> None:
         ({"up.mode": "disagg", "server.host": "0.0.0.0"}, {}, None),
         ({"up.mode": "disagg", "nats.url": "nats://broker:4222"}, {}, None),
         ({"up.mode": "disagg", "worker.peer_host": "10.0.0.1"}, {}, None),
+        ({"worker.engine": "vllm", "worker.model": "m", "up.encode_workers": "1"}, {}, "lo"),
         ({}, {}, None),
     ],
 )

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from headrace.workers.errors import TransferFailed
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.errors import BadBlocks, BadCard
 from headrace.workers.sim import metrics
 from headrace.workers.sim.transfer.block_content import LEAST_BYTES, Contents
 from headrace.workers.sim.transfer.fabric import Notice
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks, BadCard
 from headrace.workers.sim.transfer.nixl_fabric import NixlEndpoint
 
 CELLS = [1, 2**63 + 5, 2**64 - 1]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.descriptors import DescriptorRun
-from headrace.workers.sim.transfer.nixl.driver import Status
-from headrace.workers.sim.transfer.nixl.errors import BlocksBusy, DriverFailed, PeerGone
-from headrace.workers.sim.transfer.nixl.mover import MOST_POSTED, TURN_S, TransferJob, TransferQueue
-from headrace.workers.sim.transfer.nixl.transfer import Transfer
+from headrace.workers.nixl import metrics
+from headrace.workers.nixl.descriptors import DescriptorRun
+from headrace.workers.nixl.driver import Status
+from headrace.workers.nixl.errors import BlocksBusy, DriverFailed, PeerGone
+from headrace.workers.nixl.mover import MOST_POSTED, TURN_S, TransferJob, TransferQueue
+from headrace.workers.nixl.transfer import Transfer
 
 MOVING, DONE = Status.MOVING, Status.DONE
 

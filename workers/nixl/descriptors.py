@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks
+from headrace.workers.nixl.errors import BadBlocks
 
 Indices = NDArray[np.int32]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from headrace.workers.sim.transfer.nixl.descriptors import Indices
+from headrace.workers.nixl.descriptors import Indices
 
 Operation = Literal["read", "write"]
 State = Literal["active", "done", "failed"]

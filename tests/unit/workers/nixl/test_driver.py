@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sim.transfer.nixl import driver
-from headrace.workers.sim.transfer.nixl.errors import NixlUnavailable
+from headrace.workers.nixl import driver
+from headrace.workers.nixl.errors import NixlUnavailable
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *wheels: str) -> None:

@@ -11,15 +11,15 @@ from typing import Literal
 
 import structlog
 
-from headrace.workers.sim.transfer.nixl import card as cards
-from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.arena import Arena
-from headrace.workers.sim.transfer.nixl.descriptors import cut, indices, pair
-from headrace.workers.sim.transfer.nixl.driver import Driver
-from headrace.workers.sim.transfer.nixl.errors import BadCard, Closed, DriverFailed
-from headrace.workers.sim.transfer.nixl.mover import TransferJob, TransferQueue
-from headrace.workers.sim.transfer.nixl.peers import Peers
-from headrace.workers.sim.transfer.nixl.transfer import Transfer
+from headrace.workers.nixl import card as cards
+from headrace.workers.nixl import metrics
+from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.descriptors import cut, indices, pair
+from headrace.workers.nixl.driver import Driver
+from headrace.workers.nixl.errors import BadCard, Closed, DriverFailed
+from headrace.workers.nixl.mover import TransferJob, TransferQueue
+from headrace.workers.nixl.peers import Peers
+from headrace.workers.nixl.transfer import Transfer
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Memory for KV blocks that other engines may read and write."""
+"""Memory that other processes may read and write, in blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks
+from headrace.workers.nixl.errors import BadBlocks
 
 
 class Arena:
@@ -38,3 +38,17 @@ class Arena:
         if not 0 <= block < self.blocks:
             raise BadBlocks(f"block {block} does not exist: there are {self.blocks}")
         return self._bytes[block * self.block_bytes : (block + 1) * self.block_bytes]
+
+    def write(self, first: int, data: bytes) -> None:
+        """Put bytes into blocks from this one on. Raises BadBlocks."""
+        self._span(first, len(data))[:] = np.frombuffer(data, dtype=np.uint8)
+
+    def read(self, first: int, size: int) -> bytes:
+        """Return bytes from the beginning of this block on. Raises BadBlocks."""
+        return self._span(first, size).tobytes()
+
+    def _span(self, first: int, size: int) -> NDArray[np.uint8]:
+        start = first * self.block_bytes
+        if first < 0 or size < 0 or start + size > self.size:
+            raise BadBlocks(f"{size} bytes from block {first} on do not lie in {self.blocks} blocks of {self.block_bytes}")
+        return self._bytes[start : start + size]

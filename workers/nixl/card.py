@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
-from headrace.workers.sim.transfer.nixl.errors import BadCard
+from headrace.workers.nixl.errors import BadCard
 
 VERSION = 1
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.sim.transfer.nixl.descriptors import cut, indices, pair, run_starts
-from headrace.workers.sim.transfer.nixl.errors import BadBlocks
+from headrace.workers.nixl.descriptors import cut, indices, pair, run_starts
+from headrace.workers.nixl.errors import BadBlocks
 
 BLOCKS = 64
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import structlog
 
-from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.card import Card
-from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, PeerUnknown
+from headrace.workers.nixl import metrics
+from headrace.workers.nixl.card import Card
+from headrace.workers.nixl.errors import BadCard, DriverFailed, PeerUnknown
 
 log = structlog.get_logger()
 

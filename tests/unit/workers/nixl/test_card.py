@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.workers.sim.transfer.nixl import card as cards
-from headrace.workers.sim.transfer.nixl.errors import BadCard
+from headrace.workers.nixl import card as cards
+from headrace.workers.nixl.errors import BadCard
 
 
 def packed() -> bytes:

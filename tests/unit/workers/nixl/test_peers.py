@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.workers.sim.transfer.nixl.card import Card, pack, unpack
-from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, PeerGone, PeerUnknown
-from headrace.workers.sim.transfer.nixl.peers import Peers
+from headrace.workers.nixl.card import Card, pack, unpack
+from headrace.workers.nixl.errors import BadCard, DriverFailed, PeerGone, PeerUnknown
+from headrace.workers.nixl.peers import Peers
 
 
 class FakeDriver:

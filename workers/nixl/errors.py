@@ -1,4 +1,4 @@
-"""Defines every exception that can leave `workers/sim/transfer/nixl/`.
+"""Defines every exception that can leave `workers/nixl/`.
 
 WorkerError
 ├── EngineStartFailed

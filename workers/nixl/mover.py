@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.descriptors import DescriptorRun, Indices
-from headrace.workers.sim.transfer.nixl.driver import Status
-from headrace.workers.sim.transfer.nixl.errors import BlocksBusy, DriverFailed, PeerGone
-from headrace.workers.sim.transfer.nixl.transfer import Reason, Transfer
+from headrace.workers.nixl import metrics
+from headrace.workers.nixl.descriptors import DescriptorRun, Indices
+from headrace.workers.nixl.driver import Status
+from headrace.workers.nixl.errors import BlocksBusy, DriverFailed, PeerGone
+from headrace.workers.nixl.transfer import Reason, Transfer
 
 log = structlog.get_logger()
 
