@@ -1,11 +1,12 @@
 """Lines of a batch per second, and what each process spends on them: CPU, and memory from the start to the end of the batch.
 
 With `--compare` the same requests are chats over HTTP, too: the difference in CPU is what a line costs beyond serving it. With
-`--same-pace` the chats take as long as the lines did, so that what each process spends per second, busy or not, is in both.
+`--same-pace` the chats take as long as the lines did, so that what each process spends per second, busy or not, is in both;
+`--gather-s 0.01` sends those of 10 ms at once, as a carrier starts lines, so that as many share a frame and an engine step.
 
 python -m benchmarks.batches.lines --lines 50000 --line-bytes 4000
 python -m benchmarks.batches.lines --lines 10000 --compare
-python -m benchmarks.batches.lines --lines 10000 --compare --same-pace
+python -m benchmarks.batches.lines --lines 10000 --compare --same-pace --gather-s 0.01
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ def run_batch(client: openai.OpenAI, file: Path, pids: dict[str, int], most: dic
     return watch(client, made.id, pids, most)
 
 
-async def run_chats(port: int, requests: Iterator[dict[str, Any]], *, per_s: float = 0.0) -> int:
+async def run_chats(port: int, requests: Iterator[dict[str, Any]], *, per_s: float = 0.0, gather_s: float = 0.0) -> int:
     """Send requests as chats, each connection its next one when its last was answered. Returns how many had status 200.
 
-    `per_s`: how many are sent per second, 0 = as many as can be.
+    `per_s`: how many are sent per second, 0 = as many as can be. `gather_s`: those of so long are sent at once.
     """
+    at_once = max(1, round(per_s * gather_s))
     answered, loop, numbers = 0, asyncio.get_running_loop(), count()
     began = loop.time()
 
@@ -94,7 +96,7 @@ async def run_chats(port: int, requests: Iterator[dict[str, Any]], *, per_s: flo
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for body in requests:
             if per_s:
-                await asyncio.sleep(began + next(numbers) / per_s - loop.time())
+                await asyncio.sleep(began + next(numbers) // at_once * at_once / per_s - loop.time())
             data = json.dumps(body).encode()
             head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(data)}\r\n\r\n"
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--compare", action="store_true", help="measure the same requests as chats over HTTP, too")
     parser.add_argument("--same-pace", action="store_true", help="with --compare: the chats take as long as the lines")
+    parser.add_argument("--gather-s", type=float, default=0.0, help="with --same-pace: send the chats of so long at once")
     parser.add_argument("--cancel", action="store_true", help="cancel the batch, and measure how long that takes")
     wishes = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +180,9 @@ def measure(deployment: Deployment, client: openai.OpenAI, wishes: argparse.Name
     def measure_chats(*, per_s: float = 0.0) -> dict[str, float]:
         asyncio.run(run_chats(wishes.port, requests(20_000_000, WARM_LINES)))
         before, began = snapshot(pids), time.perf_counter()
-        answered = asyncio.run(run_chats(wishes.port, requests(30_000_000, wishes.lines), per_s=per_s))
+        answered = asyncio.run(
+            run_chats(wishes.port, requests(30_000_000, wishes.lines), per_s=per_s, gather_s=wishes.gather_s)
+        )
         seconds = time.perf_counter() - began
         found = cpu_ms(before, snapshot(pids), wishes.lines)
         show_cpu(f"{answered} of {wishes.lines} chats answered, {wishes.lines / seconds:.0f}/s", found)

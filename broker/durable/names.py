@@ -6,13 +6,25 @@ import hashlib
 import re
 import secrets
 from functools import lru_cache
+from itertools import count
 
 import msgspec
 
 from headrace.broker.durable.errors import JobMalformed
 from headrace.broker.run_ids import RUN_MARK, job_of_run
 
-__all__ = ["LONGEST_NAME", "RUN_MARK", "JobRef", "check_name", "job_id", "job_of_run", "job_token", "new_nonce", "run_id"]
+__all__ = [
+    "LONGEST_NAME",
+    "RUN_MARK",
+    "JobRef",
+    "Nonces",
+    "check_name",
+    "job_id",
+    "job_of_run",
+    "job_token",
+    "new_nonce",
+    "run_id",
+]
 
 LONGEST_NAME = 256
 
@@ -65,6 +77,19 @@ class JobRef(msgspec.Struct, frozen=True, kw_only=True):
 def new_nonce() -> str:
     """Return a name for one delivery of a job to a carrier."""
     return secrets.token_hex(8)
+
+
+class Nonces:
+    """Names the deliveries to one carrier: its own random part and a number, because a random part for each costs as much as
+    reading the job."""
+
+    def __init__(self) -> None:
+        self._random = secrets.token_hex(6)
+        self._numbers = count(1)
+
+    def next(self) -> str:
+        """Return a name that no other delivery has, here or elsewhere."""
+        return f"{self._random}{next(self._numbers):06x}"
 
 
 def run_id(job: str, nonce: str, part: int = 0) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import structlog
 
@@ -23,6 +23,7 @@ from headrace.broker.durable.carrier.notices import JobNotices
 from headrace.broker.durable.carrier.sweep import JobSweeper
 from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
+from headrace.broker.durable.names import Nonces
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import CarriedBatches, JobRenderer
 from headrace.broker.durable.result_lookup import ResultLookup
@@ -43,6 +44,7 @@ log = structlog.get_logger()
 
 MOST_FAILURES = 3  # deliveries of a job whose carrying fails unforeseen, before it ends
 DRAIN_POLL_S = 0.05
+KNOWN_SUBJECTS = 1024  # of jobs, whose tenants are remembered: all jobs of a tenant and a model share one
 
 
 class Carrier:
@@ -77,6 +79,8 @@ class Carrier:
         self._deps = deps
         self._tasks = TaskScope()
         self._held = HeldJobs()
+        self._nonces = Nonces()
+        self._tenant_of = lru_cache(KNOWN_SUBJECTS)(lambda subject: subjects.parse_job(subject).tenant)
         self._waiting = WaitingJobs()  # of the held ones
         self._started: Counter[str] = Counter()  # by tenant
         self._starting = 0
@@ -153,13 +157,13 @@ class Carrier:
             self._intake.balance()
             return
         try:
-            tenant = self._deps.subjects.parse_job(delivery.subject).tenant
+            tenant = self._tenant_of(delivery.subject)
             job = parse_job(delivery.data, delivery.headers, tenant=tenant, seq=delivery.stream_seq, stored=delivery.stored)
         except (JobMalformed, SubjectError) as error:
             self._malformed.end(delivery, str(error))
             self._intake.balance()
             return
-        held = HeldJob(job, slug, delivery, self._deps.messaging, self._deps.subjects)
+        held = HeldJob(job, slug, delivery, self._deps.messaging, self._deps.subjects, nonce=self._nonces.next())
         if (displaced := self._held.add(held)) is not None:
             self._forget(displaced, "displaced")
         self._waiting.add(held)

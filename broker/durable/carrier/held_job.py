@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Literal
 
 from headrace.broker.durable.fold import JobState
-from headrace.broker.durable.names import new_nonce
 from headrace.broker.durable.ports import RenderedJob
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.broker.durable.stream_writer import DurableStreamWriter
@@ -23,15 +23,19 @@ Phase = Literal["waiting", "starting", "running"]
 class HeldJob:
     """A job that is carried here. `stop` is set once: how it has to end, `seen` if it has, `lost` if another one has it."""
 
-    def __init__(self, job: StoredJob, slug: str, delivery: Delivery, messaging: Messaging, subjects: Subjects) -> None:
+    def __init__(
+        self, job: StoredJob, slug: str, delivery: Delivery, messaging: Messaging, subjects: Subjects, *, nonce: str
+    ) -> None:
+        """`nonce` names the delivery."""
         self.job = job
         self.ref = job.ref
         self.slug = slug
         self.seq = delivery.stream_seq
         self.delivery = delivery
         self.num_delivered = delivery.num_delivered
-        self.nonce = new_nonce()
-        self.writer = DurableStreamWriter(messaging, subjects, job.tenant, job.token, nonce=self.nonce)
+        self.nonce = nonce
+        self._messaging = messaging
+        self._subjects = subjects
         self.stored = JobState()
         self.noted = False  # this delivery has written a take
         self.phase: Phase = "waiting"
@@ -40,6 +44,11 @@ class HeldJob:
         self.on_wake: Callable[[], None] | None = None  # has the job's loop look, where that does not wait for `wake`
         self.rendered: RenderedJob | None = None
         self.task: asyncio.Task[None] | None = None
+
+    @cached_property
+    def writer(self) -> DurableStreamWriter:
+        """The writer of this delivery's entries: of a plain job that is delivered once there are none."""
+        return DurableStreamWriter(self._messaging, self._subjects, self.job.tenant, self.job.token, nonce=self.nonce)
 
     @property
     def ordered_end(self) -> JobStatus | None:

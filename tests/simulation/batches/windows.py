@@ -70,7 +70,7 @@ class BatchWindows(Deployment):
         def took(delivery: Delivery) -> None:
             headers = delivery.headers or {}
             job = parse_job(delivery.data, headers, tenant=TENANT, seq=delivery.stream_seq, stored=machine.wall())
-            one = HeldJob(job, "m", delivery, messaging, SUBJECTS)
+            one = HeldJob(job, "m", delivery, messaging, SUBJECTS, nonce=f"{delivery.stream_seq}")
             held[one.seq] = one
             waiting.add(one)
 

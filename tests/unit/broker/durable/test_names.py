@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.durable.errors import JobMalformed
-from headrace.broker.durable.names import check_name, job_id, job_of_run, job_token, new_nonce, run_id
+from headrace.broker.durable.names import Nonces, check_name, job_id, job_of_run, job_token, new_nonce, run_id
 from headrace.jetstream.subjects import Subjects
 
 NAMES = st.text(min_size=1, max_size=80)
@@ -51,3 +51,10 @@ def test_a_request_that_is_no_job_is_its_own() -> None:
 def test_a_name_that_no_log_line_could_show_is_refused(name: str) -> None:
     with pytest.raises(JobMalformed, match="256 printable"):
         check_name(name)
+
+
+def test_no_two_deliveries_share_a_name_at_one_carrier_or_at_two() -> None:
+    one, other = Nonces(), Nonces()
+    names = [nonces.next() for nonces in (one, other) for _ in range(300)]
+    assert len(set(names)) == len(names)
+    assert all(len(run_id(job_id("_", "job"), name, 999)) <= 64 for name in names)

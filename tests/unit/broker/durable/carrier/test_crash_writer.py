@@ -30,7 +30,7 @@ class Deps:
 
 def plain_job(streams: FakeStreams) -> HeldJob:
     job = parse_job(b"{}", {HEADER_JOB: "j"}, tenant="t", seq=1, stored=0.0)
-    return HeldJob(job, "m", FakeDelivery(1), streams, Subjects("hr"))  # type: ignore[arg-type]
+    return HeldJob(job, "m", FakeDelivery(1), streams, Subjects("hr"), nonce="n")  # type: ignore[arg-type]
 
 
 def entries(streams: FakeStreams) -> list[StreamEntry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.names import new_nonce
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB
 from headrace.jetstream.subjects import Subjects
@@ -22,7 +23,7 @@ class FakeDelivery:
 def held(seq: int, name: str = "j", *, tenant: str = "t", request_class: str = "batch", deadline: float = 100.0) -> HeldJob:
     headers = {HEADER_JOB: name, HEADER_CLASS: request_class, HEADER_DEADLINE: str(deadline)}
     job = parse_job(b"{}", headers, tenant=tenant, seq=seq, stored=0.0)
-    return HeldJob(job, "m", FakeDelivery(seq), FakeStreams(), Subjects("hr"))  # type: ignore[arg-type]
+    return HeldJob(job, "m", FakeDelivery(seq), FakeStreams(), Subjects("hr"), nonce=new_nonce())  # type: ignore[arg-type]
 
 
 def test_a_redelivery_only_replaces_the_ack_handle() -> None:

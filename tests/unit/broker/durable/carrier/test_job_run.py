@@ -23,7 +23,7 @@ SUBJECT = "hr.rsp.t.j"
 
 async def stream_of_two(streams: FakeStreams) -> HeldJob:
     job = parse_job(b"{}", {HEADER_JOB: "j", HEADER_STREAM: "1"}, tenant="t", seq=1, stored=0.0)
-    held = HeldJob(job, "m", FakeDelivery(1), streams, Subjects("hr"))  # type: ignore[arg-type]
+    held = HeldJob(job, "m", FakeDelivery(1), streams, Subjects("hr"), nonce="n")  # type: ignore[arg-type]
     await held.writer.append("take", carrier="c")
     await held.writer.append("rows", rows=[row(0)], events=[b"0"], first_event=0)
     return held
