@@ -4,6 +4,7 @@ HeadraceError
 └── WorkerError
     ├── EngineError
     │   ├── EngineStartFailed      wrong settings, missing model, no memory: the message says which
+    │   │   └── ModelSourceRefused a model, tokenizer or draft model from elsewhere than the operator allows
     │   ├── EngineDead             the engine is gone for good; the worker process must end
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine rejects the request; `param` names the parameter
@@ -30,6 +31,10 @@ class EngineError(WorkerError):
 
 class EngineStartFailed(EngineError):
     """The engine could not be started."""
+
+
+class ModelSourceRefused(EngineStartFailed):
+    """A model, or what is loaded with it, comes from where the operator does not allow."""
 
 
 class EngineDead(EngineError):

@@ -305,6 +305,15 @@ class WorkerSettings:
             metavar="BYTES",
         ),
     ] = 256 * 1024
+    model_sources: Annotated[
+        Sequence[str],
+        Setting(
+            "Where models, and tokenizers and draft models in the engine's settings, may come from, separated by commas: "
+            "kinds (folder, hf, s3, …), and places with all below them (/models, hf://my-org, s3://bucket/path).",
+            "--model-sources",
+            metavar="SOURCE",
+        ),
+    ] = ("folder", "hf")
     adapter_sources: Annotated[
         Sequence[str],
         Setting(
@@ -351,6 +360,10 @@ class WorkerSettings:
                 raise ValueError(f"endpoints {kind!r} is none of {', '.join(KINDS)}")
         if self.peer_host in ("", "0.0.0.0", "::"):  # a comparison
             raise ValueError(f"peer_host {self.peer_host!r} is no address that other machines could reach: name one")
+        if any(rule not in ("folder", "hf") for rule in self.model_sources):
+            from headrace.workers.model_source import check_rules
+
+            check_rules(self.model_sources)
         if any(rule not in ("folder", "store") for rule in self.adapter_sources):  # what reads more takes longer to import
             from headrace.workers.adapter_files.source import AllowedSources
 

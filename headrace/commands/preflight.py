@@ -30,7 +30,10 @@ def check_up(settings: Settings) -> None:
     check_exposure(settings)
     check_data_folder(settings)
     for _, pool in every_pool(settings):
-        if sum(worker_counts(pool).values()) and worker_python(pool["worker.engine"]) == sys.executable:
+        if not sum(worker_counts(pool).values()):
+            continue
+        check_model_sources(pool)
+        if worker_python(pool["worker.engine"]) == sys.executable:
             check_engine(pool)
 
 
@@ -54,12 +57,28 @@ def check_exposure(settings: Settings) -> None:
 
 def check_worker(settings: Settings) -> None:
     """Check the engine of a worker, and ask the model hub for a model that is not here. Raises SettingsError."""
+    check_model_sources(settings)
     check_engine(settings)
     model = settings["worker.model"]
     if settings["worker.engine"] in ("vllm", "sglang") and model is not None:
         from headrace.workers.models.model_check import check_hub_model
 
         _named(settings, "worker.model", lambda: check_hub_model(model, settings["worker.engine_args"], os.environ))
+
+
+def check_model_sources(settings: Settings) -> None:
+    """Refuse a model, and what an engine's settings have it load, from where `worker.model_sources` does not allow.
+
+    The simulator loads nothing, and the bundled model is checked by its digest. Raises SettingsError naming the wrong setting.
+    """
+    if settings["worker.engine"] == "sim":
+        return
+    from headrace.workers.model_source import check_loaded_sources, check_model_source
+
+    model, rules = settings["worker.model"], settings["worker.model_sources"]
+    if model:
+        _named(settings, "worker.model", lambda: check_model_source(model, rules))
+    _named(settings, "worker.engine_args", lambda: check_loaded_sources(settings["worker.engine_args"], rules))
 
 
 def check_engine(settings: Settings) -> None:

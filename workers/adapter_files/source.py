@@ -134,16 +134,18 @@ class AllowedSources:
 
     def check(self, source: AdapterSource) -> None:
         """Raise AdapterFilesError for a source that no rule allows."""
-        if not any(self._allows(rule, source) for rule in self.rules):
+        if not any(allows(rule, source.kind, source.address) for rule in self.rules):
             allowed = ", ".join(self.rules) or "nothing"
             raise AdapterFilesError(
                 f"adapters from {source.address} are not allowed here; worker.adapter_sources allows: {allowed}"
             )
 
-    def _allows(self, rule: str, source: AdapterSource) -> bool:
-        if rule in KINDS:
-            return rule == source.kind
-        if source.kind == "folder":
-            # Links are followed first: a link below an allowed folder may lead out of it.
-            return rule.startswith("/") and Path(source.place).resolve().is_relative_to(Path(rule).resolve())
-        return source.address == rule or source.address.startswith(rule.rstrip("/") + "/")
+
+def allows(rule: str, kind: str, address: str) -> bool:
+    """Return whether a rule, a kind of sources or a place, allows a source; the address of a folder is its path."""
+    if rule == kind:
+        return True
+    if kind == "folder":
+        # Links are followed first: a link below an allowed folder may lead out of it.
+        return rule.startswith("/") and Path(address).resolve().is_relative_to(Path(rule).resolve())
+    return "://" in rule and (address == rule or address.startswith(rule.rstrip("/") + "/"))

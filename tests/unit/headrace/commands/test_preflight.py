@@ -60,6 +60,32 @@ def test_up_says_which_setting_of_the_engine_is_wrong(flags: str, words: str, ca
     assert not Path(".headrace/nats").exists()
 
 
+@pytest.mark.parametrize("command", ["up --port 0", "worker --nats nats://127.0.0.1:1 --log-format json"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model evil/m", "worker.model = 'evil/m' (--model): models from hf://evil/m are not allowed here"),
+        ("--model s3://b/m", "worker.model = 's3://b/m' (--model): models from s3://b/m are not allowed here"),
+        ("--model good/m --engine-arg tokenizer=evil/t", "(--engine-arg): tokenizer: models from hf://evil/t are not allowed"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "my_engine:Mine"])
+def test_a_model_from_elsewhere_than_the_operator_allows_is_refused_for_every_engine_that_loads_one(
+    engine: str, flags: str, words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*command.split(), "--engine", engine, "--model-sources", "hf://good,/models", *flags.split()]
+    assert main(argv) == 78
+    told = capsys.readouterr().err
+    assert words in told
+    assert "worker.model_sources allows: hf://good, /models" in told
+    assert not Path(".headrace/nats").exists()
+
+
+def test_a_rule_for_models_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "--engine", "sim", "--model-sources", "models", "--nats", "nats://127.0.0.1:1"]) == 78
+    assert "model_sources: 'models' is neither a kind" in capsys.readouterr().err
+
+
 def test_an_error_shows_no_secret_that_stands_beside_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--engine", "sim", "--engine-arg", "slotz=1", "--engine-arg", "hf_token=hunter2"]
     assert main(["up", "--port", "0", *flags]) == 78
