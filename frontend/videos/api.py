@@ -11,19 +11,15 @@ import msgspec
 from headrace.broker.durable.client_names import new_name
 from headrace.broker.durable.publisher import NewJob
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Picture, Pooling, PoolingInput
 from headrace.frontend.admin.unserved import NotServed
-from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.job_options import job_options_of
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.tenant import tenant_of
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.images.api import size_of
+from headrace.frontend.images.picture_jobs import PictureJobs
 from headrace.frontend.images.writer import Results
 from headrace.frontend.jobs.stream_writer import ConnectionEvents
 from headrace.frontend.prompts.model_cache import ModelCache
-from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.videos.form import read_request
 from headrace.frontend.videos.schema import MOST_SECONDS, VideoObject, VideoRecord, VideoRequest
@@ -36,10 +32,10 @@ PATH = "/v1/videos"
 
 
 class VideoApi:
-    """Plans the jobs of videos. It keeps no state but the cache of loaded models."""
+    """Plans the jobs of videos."""
 
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings, results: Results | None) -> None:
-        self._model_cache = model_cache
+        self._jobs = PictureJobs("video", model_cache, settings)
         self._settings = settings
         self._results = results
         self.error_form = FrontendError.body
@@ -54,32 +50,7 @@ class VideoApi:
 
     async def job(self, request: VideoRequest, exchange: HttpExchange) -> Job:
         """Check a request and make its job. Raises as `plan`."""
-        width, height = size_of(request.size)
-        model = await self._model_cache.get(request.model)
-        model.check_kind("video")
-        check_model(exchange.scope, model.card.model)
-        limit = LengthLimit(context_length=model.card.context_length, wanted=1, truncate=None, param="prompt")
-        prompt = await model.encoder.encode(request.prompt, add_special_tokens=True, limit=limit, salt=None)
-        options, routing = job_options_of(request, exchange, self._settings, session_id=None)
-        picture = Picture(
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt or "",
-            width=width,
-            height=height,
-            steps=request.num_inference_steps,
-            guidance=request.guidance_scale,
-            seed=request.seed or 0,
-            seconds=seconds_of(request.seconds),
-        )
-        return Job(
-            **options,
-            id=exchange.job_id(),
-            card=model.card,
-            pooling=Pooling(task="video", inputs=[PoolingInput(prompt.packed)], picture=picture),
-            prompt_tokens=prompt.tokens,
-            max_tokens=1,  # no token is generated, but 0 would mean a whole context
-            explain=routing.explain,
-        )
+        return await self._jobs.make(request, exchange, seed=request.seed or 0, seconds=seconds_of(request.seconds))
 
 
 class VideoCreation:
