@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, QUESTIONS
+from tests.support.listening_sockets import LOOPBACK, descendants, listening
 from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -53,6 +54,11 @@ def headrace(up: RunningUp, *words: str) -> None:
 def handed_over(up: RunningUp) -> list[str]:
     """Who has computed a prompt for somebody, by worker name."""
     return [event["by"].rpartition("-")[0] for event in up.events("prefill.handed_over")]
+
+
+def test_no_socket_of_any_part_or_engine_can_be_reached_from_other_machines(apart: RunningUp) -> None:
+    """NATS, HTTP, probes, ZeroMQ, PyTorch's stores and groups, NIXL's and UCX's: each listening socket of each process."""
+    assert listening(descendants(set(apart.pids()))) == LOOPBACK
 
 
 def test_prompts_computed_elsewhere_give_the_same_tokens_and_roles_can_be_swapped(

@@ -22,6 +22,8 @@ from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS
 from tests.engines.support.killed_streams import lives
 from tests.engines.support.sglang_args import ARGS, needs_sglang
 from tests.support.handovers import failures, no_block_is_kept, once_taken, workers
+from tests.support.listening_sockets import LOOPBACK, listening
+from tests.support.listening_sockets import descendants as all_of_them
 from tests.support.up_process import RunningUp
 
 pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -53,6 +55,11 @@ def apart(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct_sgla
 def handed_over(up: RunningUp) -> list[str]:
     """The names of the workers that have computed prompts for another one."""
     return [event["by"].rpartition("-")[0] for event in up.events("prefill.handed_over")]
+
+
+def test_no_socket_of_any_part_or_engine_can_be_reached_from_other_machines(apart: RunningUp) -> None:
+    """NATS, HTTP, probes, ZeroMQ, PyTorch's stores and groups, NIXL's and UCX's: each listening socket of each process."""
+    assert listening(all_of_them(set(apart.pids()))) == LOOPBACK
 
 
 def test_prompts_computed_elsewhere_give_the_tokens_of_one_engine_alone(

@@ -22,6 +22,7 @@ from headrace.workers.health.process_guard import set_parent_death_signal
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
 from headrace.workers.sglang.frames import Frames
+from headrace.workers.sglang.local_store import use_local_store
 from headrace.workers.sglang.messages import ChildStartFailed, Start, Started, ToChild
 from headrace.workers.sglang.settings import check_names, computes_on_cpu, follows, prepare_environment, server_args
 
@@ -40,6 +41,7 @@ def build(start: Start) -> Any:
         ) from error
     cpu = computes_on_cpu(config.args, gpu=torch.cuda.is_available())
     prepare_environment(config, os.environ, cpu=cpu)
+    use_local_store(config.args, os.environ)
     if cpu:
         stand_in()
     try:

@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.listening_sockets import LOOPBACK, descendants, listening
 from tests.support.up_process import RunningUp
 
 SECRET = "seecret-of-the-operator"
+PROMPT = "my-pin-is-4711"
 
 
-def listening(pids: set[int]) -> set[str]:
-    """The addresses on which processes listen, as hexadecimal digits of the kernel's tables."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
-            except OSError:
-                continue
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.add(fields[1].rpartition(":")[0])
-    return found
+def prompted(model: str) -> dict[str, dict[str, Any]]:
+    """A prompt in the body of each API, one of which is refused."""
+    messages = [{"role": "user", "content": PROMPT}]
+    return {
+        "/v1/chat/completions": {"model": model, "messages": messages, "max_tokens": 2},
+        "/v1/completions": {"model": model, "prompt": PROMPT, "max_tokens": 2, "user": PROMPT},
+        "/v1/responses": {"model": model, "input": PROMPT, "max_output_tokens": 16},
+        "/v1/messages": {"model": model, "messages": messages, "max_tokens": 2},
+        "/tokenize": {"model": model, "prompt": PROMPT},
+        "/v1/embeddings": {"model": model, "input": PROMPT},
+    }
 
 
-def descendants(pids: set[int]) -> set[int]:
-    """These processes and all that came out of them, engines and transfer threads' helpers too."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = set(pids)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+def ask_in_every_api(url: str) -> None:
+    headers = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
+    for path, body in prompted("sim").items():
+        asked = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
+        if path == "/v1/embeddings":
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                urllib.request.urlopen(asked, timeout=20)
+        else:
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                assert answer.status == 200
 
 
 @pytest.mark.slow
@@ -57,7 +53,7 @@ def test_parts_that_hand_blocks_over_listen_on_loopback_only(tmp_path: Path) -> 
     try:
         up.until_ready()
         assert up.chat()
-        assert listening(descendants(set(up.pids()))) == {"0100007F"}, "all on 127.0.0.1"
+        assert listening(descendants(set(up.pids()))) == LOOPBACK
     finally:
         up.stop()
 
@@ -88,7 +84,11 @@ def test_a_deployment_lets_in_its_user_and_its_keys_alone(tmp_path: Path) -> Non
         for worker in up.state()["workers"]:
             assert SECRET.encode() not in Path(f"/proc/{worker['pid']}/environ").read_bytes()
         assert SECRET.encode() not in Path(f"/proc/{up.state()['nats']['pid']}/environ").read_bytes()
-        assert SECRET not in up.log()
-        assert listening(pids) == {"0100007F"}, "all on 127.0.0.1"
+        ask_in_every_api(url)
+        up.until("the log has the requests", lambda: all(path in up.log_file.read_text() for path in prompted("sim")))
+        log = up.log_file.read_text()
+        assert SECRET not in log
+        assert PROMPT not in log
+        assert listening(pids) == LOOPBACK
     finally:
         up.stop()
