@@ -84,6 +84,15 @@ async def test_an_old_server_is_refused_by_version() -> None:
             await Connection.connect(ConnectOptions(servers=(url,)), subjects=SUBJECTS)
 
 
+async def test_a_server_with_published_ways_around_permissions_is_named_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    async with speaking({"version": "2.14.2", "max_payload": 1024, "headers": True}) as url:
+        with pytest.raises(JetStreamDisabled):
+            await Connection.connect(ConnectOptions(servers=(url,)), subjects=SUBJECTS)
+    told = capsys.readouterr().out
+    assert "server.bypasses_known" in told
+    assert "2.14.3" in told
+
+
 async def test_a_server_without_jetstream_is_refused_by_name() -> None:
     async with speaking({"version": "2.15.1", "max_payload": 1024, "headers": True}) as url:
         with pytest.raises(JetStreamDisabled, match="-js"):
