@@ -18,9 +18,10 @@ from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.fleets.choice import PREFERENCE_S
 from headrace.router.placement.fleets.chooser import FleetChooser
+from headrace.router.placement.fleets.promises import Promises
 from headrace.router.placement.settings import PolicyName, SchedulerSettings
 from headrace.router.placement.types import Waiting
-from headrace.router.placement.worker_view import Floats, WorkerView
+from headrace.router.placement.worker_view import Floats, Ints, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,17 @@ class KvPolicy:
     still predicted to start it at less cost than any that has room, and never beyond `max_wait_s`.
     """
 
-    def __init__(self, settings: SchedulerSettings, rng: random.Random, fleets: FleetChooser | None = None) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        rng: random.Random,
+        fleets: FleetChooser | None = None,
+        promises: Promises | None = None,
+    ) -> None:
         self._settings = settings
         self._rng = rng
         self._fleets = fleets
+        self._promises = promises
         self.passed_up = False  # in the last pick, a request could have been placed and waits for a better worker
 
     def pick(
@@ -66,6 +74,7 @@ class KvPolicy:
         settings = self._settings
         rows = window.numbers(group)
         table = costs(window, rows, workers, congestion, settings)
+        self._keep_promises(rows, table, window, workers, now_s)
         penalty = self._penalties(group, table, workers, now_s)
         choice = np.where(table.free, table.choice + penalty, np.inf)
         every = np.arange(len(rows))
@@ -92,6 +101,13 @@ class KvPolicy:
         at = int(score.argmin())
         target = self._soften(table, at, int(column[at]), penalty)
         return Pick(at, target, float(table.here[at, target]), bool(aged[at]), is_remote(table, at, target))
+
+    def _keep_promises(self, rows: Ints, table: Costs, window: CostMatrix, workers: WorkerView, now_s: float) -> None:
+        """Close workers to requests that would make another one late by its prediction, which no step has begun with."""
+        if self._promises is None or self._fleets is None or not self._fleets.several or workers.prefill is not None:
+            return
+        table.free &= window.work[rows] * workers.token_s <= self._promises.slack(now_s)
+        table.open &= table.free
 
     def _penalties(self, group: Sequence[Waiting], table: Costs, workers: WorkerView, now_s: float) -> Floats:
         """Return the penalties of fleets that are not preferred; zeros where there is one."""
@@ -159,11 +175,16 @@ def _least_loaded(columns: list[int], workers: WorkerView) -> int:
     return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))
 
 
-def make_policy(settings: SchedulerSettings, rng: random.Random, fleets: FleetChooser | None = None) -> KvPolicy | SimplePolicy:
+def make_policy(
+    settings: SchedulerSettings,
+    rng: random.Random,
+    fleets: FleetChooser | None = None,
+    promises: Promises | None = None,
+) -> KvPolicy | SimplePolicy:
     """Make the policy that is set. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
     name: PolicyName = settings.policy
     if name == "kv":
-        return KvPolicy(settings, rng, fleets)
+        return KvPolicy(settings, rng, fleets, promises)
     if name == "round-robin":
         return SimplePolicy(settings, _RoundRobin())
     if name == "random":

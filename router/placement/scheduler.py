@@ -20,6 +20,7 @@ from headrace.router.placement.decision_log import DecisionLog, explanation, rea
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.turn_queues import TurnQueues
+from headrace.router.placement.first_tokens import FirstTokens
 from headrace.router.placement.fleets.chooser import FleetChooser
 from headrace.router.placement.fleets.grid import FleetGrid
 from headrace.router.placement.interactive_presence import InteractivePresence
@@ -68,7 +69,8 @@ class Scheduler:
         self._presence = InteractivePresence(settings.batch_quiet_s)
         self._room = Room(settings, self._loads, self._workers, self._queue, self._presence, self.disagg)
         self._fleets = FleetChooser(settings, self._loads, self._queue.predicted_output, grid)
-        self._policy = make_policy(settings, self._rng, self._fleets)
+        self._first_tokens = FirstTokens(self._loads, promise=settings.promise)
+        self._policy = make_policy(settings, self._rng, self._fleets, self._first_tokens.promises)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
         self._more = False  # the last call of `decide` has left something
@@ -119,6 +121,7 @@ class Scheduler:
                 self._placed_elsewhere(event, now_s)
             return
         self._workers.on_event(event, now_s)
+        self._first_tokens.on_event(event, now_s)
         if event.kind == "prefilled":
             self._queue.correct(event.id, uncached=event.uncached)
             self._fleets.note_begun(event.id)
@@ -126,6 +129,8 @@ class Scheduler:
             self._queue.settle(event.id, output=event.tokens)
 
     def _placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
+        if self._fleets.several:
+            self._first_tokens.placed_elsewhere(event, now_s)
         load = self._workers.placed_elsewhere(event, now_s)
         if load is None:
             return
@@ -301,7 +306,8 @@ class Scheduler:
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
-        placement = self._fleets.explained(make_placement(request, load, overlap, plan, reason, now_s, kept=kept), load)
+        foreseen = self._first_tokens.foresee(request, load, plan, overlap, now_s) if self._fleets.several else plan
+        placement = self._fleets.explained(make_placement(request, load, overlap, foreseen, reason, now_s, kept=kept), load)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement
 
@@ -366,7 +372,7 @@ class Scheduler:
         if self._more:
             return now_s + _SOONEST_S
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
-        wake_s = min(wake_s, self._room.next_s(now_s))
+        wake_s = min(wake_s, self._room.next_s(now_s), self._first_tokens.promises.next_s(now_s))
         if len(self.disagg.pool):
             wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)

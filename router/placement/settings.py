@@ -189,6 +189,7 @@ class SchedulerSettings:
         Setting("Likewise: the time between two tokens.", "--itl-target", least=0),
     ] = 0.1
     target_margin: float = 0.1  # part of a time to first token that is kept back for errors of its prediction
+    promise: float = 0.15  # with several fleets: part of a predicted time to first token that later placements may add to it
     stale_s: float = 2.0  # of a worker whose last report is older nothing is predicted
     session_slack: float = 0.25  # a session's worker may cost so much more (relative) and is still preferred
     no_worker_s: float = 10.0  # a request that no live worker may take is given up after so long
@@ -281,6 +282,7 @@ class SchedulerSettings:
             "turn_s",
             "ttft_target_s",
             "itl_target_s",
+            "promise",
             "prefill_itl_s",
             "prefill_disturbance",
             "prefill_late",

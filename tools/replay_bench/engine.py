@@ -26,6 +26,7 @@ class EngineModel:
     """Speed and size of an engine: a mid-size model on one accelerator. `blocks` is the size of its cache."""
 
     blocks: int
+    context: int = 0  # most tokens of a request, 0 = any
     slots: int = 64
     step_tokens: int = 8192
     prefill_rate: float = 24_000.0  # tokens/s

@@ -30,6 +30,7 @@ def worker_info(name: str, model: EngineModel, *, fleet: str = "", price: float 
         epoch=1,
         fleet=fleet,
         price=price,
+        context=model.context,
     )
 
 

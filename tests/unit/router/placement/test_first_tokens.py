@@ -1,0 +1,168 @@
+"""Predictions of first tokens: the model of an engine's steps, and what is learnt of its errors."""
+
+from __future__ import annotations
+
+import random
+from math import isfinite
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.messages import JobEvent, LoadReport
+from headrace.router.index.types import NO_OVERLAP
+from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.disagg_planner import DisaggPlan
+from headrace.router.placement.first_tokens import (
+    MOST_FACTOR,
+    MOST_OPEN,
+    EngineNow,
+    FirstTokens,
+    Medians,
+    bucket_of,
+    engine_now,
+    until_computed_s,
+)
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.types import Waiting, WorkerInfo
+from headrace.tools.replay_bench.engine import EngineModel, ReplayFleet
+from headrace.tools.replay_bench.policies import Policy
+from headrace.tools.replay_bench.trace import SAMPLE, read_trace
+from headrace.tools.replay_bench.world import World
+
+SPEED = SpeedEstimate(0.01, 10_000.0, 0.001)
+HERE = DisaggPlan(None, 0.0, 0.0)
+BUCKET = bucket_of("a", 100, "idle")
+
+
+def loads(**report: Any) -> tuple[LoadTable, WorkerLoad]:
+    """A worker whose report came at 0."""
+    table = LoadTable()
+    table.put(WorkerInfo(worker="w", slots=8, step_tokens=8192), SPEED)
+    load = table.get("w")
+    assert load is not None
+    if report:
+        values: dict[str, Any] = {"slots": 8, "waiting": 0, **report}
+        load.on_report(LoadReport(worker="w", epoch=1, n=1, at=0.0, **values), 0.0)
+    return table, load
+
+
+def test_an_idle_engine_takes_a_step_with_the_prompt() -> None:
+    _, load = loads(running=0)
+    assert until_computed_s(engine_now(load, 0.0), 1000) == pytest.approx(0.1 + 0.01)
+
+
+def test_a_prompt_waits_for_the_rest_of_the_step_that_runs_and_not_for_all_of_it() -> None:
+    _, load = loads(running=1, step_s=0.9, step_prefill_tokens=8192, queued_prefill_tokens=4096)
+    assert engine_now(load, 0.0).running_s == pytest.approx(0.45)
+    assert engine_now(load, 0.25).running_s == pytest.approx(0.2)
+
+
+def test_prompts_that_no_step_has_begun_with_are_before_it() -> None:
+    _, load = loads(running=2, waiting=1, step_s=0.9, step_prefill_tokens=8192, queued_prefill_tokens=8192 + 3000)
+    load.place("other", tokens=500, blocks=1, now_s=0.0)
+    now = engine_now(load, 0.0)
+    assert (now.before, now.state) == (3500.0, "filling")
+    steps = 0.9 + (3500 + 9000) / 10_000 + 2 * (0.01 + 3 * 0.001)
+    assert until_computed_s(now, 9000) == pytest.approx(steps)
+
+
+def test_half_of_a_step_that_only_decodes_is_left() -> None:
+    _, load = loads(running=3, step_s=0.02, step_decodes=3)
+    now = engine_now(load, 5.0)
+    assert (now.running_s, now.state) == (0.01, "decoding")
+
+
+def test_of_a_worker_without_a_report_only_what_was_placed_is_known() -> None:
+    _, load = loads()
+    load.place("other", tokens=500, blocks=1, now_s=0.0)
+    assert engine_now(load, 1.0).before == 500.0
+
+
+@given(
+    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 8192), st.floats(0, 10), st.integers(0, 64), st.floats(0, 100)
+)
+def test_whatever_is_reported_a_prediction_is_finite_and_longer_prompts_never_come_sooner(
+    tokens: int, queued: int, in_step: int, step_s: float, running: int, now_s: float
+) -> None:
+    _, load = loads(running=running, step_s=step_s, step_prefill_tokens=in_step, queued_prefill_tokens=queued)
+    now = engine_now(load, now_s)
+    shorter, longer = until_computed_s(now, max(tokens, 1)), until_computed_s(now, tokens + 100)
+    assert isfinite(longer)
+    assert 0.0 < shorter <= longer
+
+
+@given(st.floats(0.0, 100.0), st.floats(0.0, 1e5), st.floats(1.0, 1e5))
+def test_more_before_it_never_makes_a_prompt_sooner(running_s: float, before: float, tokens: float) -> None:
+    now = EngineNow(running_s=running_s, before=before, step_s=0.01, token_s=1e-4, step_tokens=8192.0, slot_wait_s=0.0)
+    assert until_computed_s(now._replace(before=before + 100.0), tokens) >= until_computed_s(now, tokens)
+    assert until_computed_s(now._replace(running_s=running_s + 1.0), tokens) >= until_computed_s(now, tokens)
+
+
+def test_an_error_that_keeps_its_size_is_learnt_of_its_own_bucket_alone() -> None:
+    medians = Medians()
+    for _ in range(60):
+        medians.observe(BUCKET, predicted_s=1.0, measured_s=1.5)
+    assert medians.factor(BUCKET) == pytest.approx(1.5, rel=0.05)
+    assert medians.factor(BUCKET._replace(state="filling")) == 1.0
+    assert medians.factor(BUCKET._replace(fleet="b")) == 1.0
+    assert medians.factor(bucket_of("a", 100_000, "idle")) == 1.0
+
+
+def test_a_median_is_learnt_and_no_mean() -> None:
+    medians, rng = Medians(), random.Random(1)
+    for _ in range(2000):
+        medians.observe(BUCKET, predicted_s=1.0, measured_s=100.0 if rng.random() < 0.2 else 1.1)
+    assert medians.factor(BUCKET) == pytest.approx(1.1, rel=0.15)
+
+
+times = st.floats() | st.sampled_from([0.0, -1.0, float("inf"), float("nan"), 1e-300, 1e300])
+
+
+@given(st.lists(st.tuples(times, times), max_size=60))
+def test_whatever_is_measured_a_factor_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
+    medians = Medians()
+    for predicted_s, measured_s in seen:
+        medians.observe(BUCKET, predicted_s=predicted_s, measured_s=measured_s)
+    assert 1 / MOST_FACTOR - 1e-9 <= medians.factor(BUCKET) <= MOST_FACTOR + 1e-9
+
+
+def predicted(first: FirstTokens, load: WorkerLoad, number: int, now_s: float) -> float:
+    return first.predict(Waiting(id=str(number), tokens=1000), load, HERE, NO_OVERLAP, now_s)
+
+
+def test_predictions_learn_from_the_events_of_workers_and_forget_what_has_ended() -> None:
+    table, load = loads(running=0)
+    first = FirstTokens(table, promise=0.15)
+    assert predicted(first, load, 0, 0.0) == pytest.approx(0.11)
+    first.on_event(JobEvent("settled", "0", 1, "w"), 9.0)
+    for number in range(1, 60):
+        predicted(first, load, number, float(number))
+        first.on_event(JobEvent("prefilled", str(number), 1, "w"), number + 0.22)
+    assert len(first) == 0
+    assert predicted(first, load, 60, 60.0) == pytest.approx(0.22, rel=0.05)
+
+
+def test_predictions_that_are_never_confirmed_are_forgotten() -> None:
+    table, load = loads(running=0)
+    first = FirstTokens(table, promise=0.15)
+    for number in range(MOST_OPEN + 50):
+        predicted(first, load, number, 0.0)
+    assert len(first) == MOST_OPEN
+
+
+def test_nine_of_ten_first_tokens_of_two_fleets_are_predicted_to_within_a_fifth() -> None:
+    """Modelled engines of two speeds, the real scheduler, requests of a recorded trace."""
+    slow = EngineModel(blocks=2_000, prefill_rate=8_000.0, base_s=0.016)
+    quick = EngineModel(blocks=8_000, slots=256, prefill_rate=24_000.0, decode_s=0.000_03)
+    fleets = (
+        ReplayFleet(name="slow", price=1.0, workers=4, model=slow),
+        ReplayFleet(name="quick", price=4.0, workers=2, model=quick),
+    )
+    policy = Policy(name="kv", settings={"limits.hopeless": False})
+    outcomes = World(trace=read_trace(SAMPLE), fleets=fleets, make_router=policy.router).run()
+    took_s = [one.job.first_s - one.job.request.at_s for one in outcomes]
+    close = [abs(one.predicted_ttft_s - took) <= 0.2 * took for one, took in zip(outcomes, took_s, strict=True)]
+    assert len(outcomes) > 100
+    assert sum(close) >= 0.9 * len(outcomes)
