@@ -154,7 +154,12 @@ def _version(text: str) -> tuple[int, int]:
 def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
     text = (str(error) or type(error).__name__).replace("nats: ", "").strip("'")
     if isinstance(error, nats_errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
-        return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
+        if any((options.user, options.token, options.credentials, options.nkey_seed)):
+            return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
+        return AccessDenied(
+            f"the NATS server at {options.address} asks for a login ({text}) and none was given or found: name a context "
+            "(nats.context), of a `headrace up` one of <data-dir>/nats/logins, or its data folder (data_dir)"
+        )
     if isinstance(error, AccessDenied):
         return AccessDenied(f"the user at {options.address} lacks a permission: {text}")
     return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")

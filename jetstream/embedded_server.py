@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
+CONFIG = "nats-server.conf"  # in the data folder
 
 # The launcher runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A
 # parent that died before the call is noticed by its id.  As a batch process (SCHED_BATCH) the server does not preempt other
@@ -243,7 +244,7 @@ class EmbeddedServer:
         return time.monotonic() + timeout_s
 
     def _write_config(self, monitoring_port: int) -> Path:
-        config = self.data_dir / "nats-server.conf"
+        config = self.data_dir / CONFIG
         config.touch(mode=0o600)
         config.write_text(config_text(self.settings, self.data_dir, self._port or -1, monitoring_port))
         return config

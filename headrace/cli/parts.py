@@ -9,6 +9,7 @@ from typing import Any
 from headrace.cli import help_texts
 from headrace.cli.help_flags import add_help_flags
 from headrace.cli.workers_and_routers import add_router_questions, add_worker_commands
+from headrace.commands.running_deployment import part_settings
 from headrace.config.flags import add_setting_flags, read_settings
 from headrace.config.options import Command
 
@@ -65,16 +66,18 @@ def _run_up(parsed: argparse.Namespace) -> int:
 def _run_frontend(parsed: argparse.Namespace) -> int:
     from headrace.commands.run import run_frontend
 
-    return run_frontend(read_settings(parsed, "frontend"))
+    return run_frontend(part_settings(read_settings(parsed, "frontend"), ["ingress"]))
 
 
 def _run_worker(parsed: argparse.Namespace) -> int:
     from headrace.commands.run import run_worker
+    from headrace.up.server_logins import logins_by_hand
 
-    return run_worker(read_settings(parsed, "worker"))
+    settings = read_settings(parsed, "worker")
+    return run_worker(part_settings(settings, logins_by_hand(settings)))
 
 
 def _run_router(parsed: argparse.Namespace) -> int:
     from headrace.commands.run import run_router
 
-    return run_router(read_settings(parsed, "router"))
+    return run_router(part_settings(read_settings(parsed, "router"), ["router"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ class ClientOptions:
     tenant: str = DEFAULT_TENANT
     prefix: str = "hr"
     window: int = DEFAULT_WINDOW
-    data_dir: Path | None = None  # of a `headrace up` on this machine, to find it without an address
+    data_dir: Path | None = None  # of a `headrace up` on this machine; default: HEADRACE_DATA_DIR, else .headrace here
     nats: ConnectOptions | None = field(default=None, repr=False)  # credentials, TLS
 
     def __post_init__(self) -> None:
@@ -53,22 +54,32 @@ class ClientOptions:
 
 @contextlib.asynccontextmanager
 async def connect(url: str | None = None, options: ClientOptions | None = None) -> AsyncIterator[Client]:
-    """Connect to the NATS server of a deployment: at `url`, or where the `headrace up` of `options.data_dir` runs.
+    """Connect to the NATS server of a deployment: at `url`, or where the `headrace up` of the data folder runs.
 
-    Raises the ConnectError family.
+    The login is `options.nats`; else that of the data folder's user, if its `up` runs the server of that address. Raises the
+    ConnectError family.
     """
     options = options or ClientOptions()
-    prefix, address, login = options.prefix, url, ConnectOptions()
-    if address is None and options.data_dir is not None and (running := read_run_file(options.data_dir)) is not None:
-        prefix, address = running.prefix, running.nats_url
-        if running.nats_context:
-            login = ConnectOptions.from_context(running.nats_context)
-    nats = options.nats or replace(login, servers=(address,) if address else login.servers, name="headrace client")
+    prefix, nats = _found(url, options)
     subjects = Subjects(prefix)
     async with await Connection.connect(nats, subjects=subjects) as connection:
         client = client_of(connection, subjects, options)
         async with client.reading():
             yield client
+
+
+def _found(url: str | None, options: ClientOptions) -> tuple[str, ConnectOptions]:
+    """Return the prefix of a deployment, and how to reach it. Raises ConnectError for a context that cannot be read."""
+    folder = options.data_dir or Path(os.environ.get("HEADRACE_DATA_DIR") or ".headrace")
+    running = read_run_file(folder.resolve()) if options.nats is None or options.data_dir is not None else None
+    prefix = options.prefix if running is None or url is not None else running.prefix
+    if options.nats is not None:
+        return prefix, options.nats
+    login, address = ConnectOptions(), url
+    if running is not None and (url is None or running.serves([url])):
+        address = url or running.nats_url
+        login = ConnectOptions.from_context(running.nats_context) if running.nats_context else login
+    return prefix, replace(login, servers=(address,) if address else login.servers, name="headrace client")
 
 
 def client_of(connection: Connection, subjects: Subjects, options: ClientOptions) -> Client:

@@ -1,8 +1,9 @@
-"""Finds the running deployment for commands that were given no address: the run file of the data folder has it."""
+"""Finds the running deployment for commands that were given no address or no login: the run file of the data folder has both."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.config.flags import read_settings
@@ -12,6 +13,8 @@ from headrace.config.settings import Settings
 from headrace.up.runfile import RunningDeployment, read_run_file, run_file_of
 
 _ADDRESSES = ("nats.url", "nats.context")
+_OPERATOR = ("operator",)
+_CREDENTIALS = ("nats.user", "nats.token", "nats.credentials", "nats.nkey_seed")
 
 
 def located_settings(parsed: argparse.Namespace, command: Command = "control") -> Settings:
@@ -20,10 +23,33 @@ def located_settings(parsed: argparse.Namespace, command: Command = "control") -
     Raises SettingsError, and StartFailed for a run file that cannot be read.
     """
     settings = read_settings(parsed, command)
-    if _has_address(settings):
+    if settings["nats.context"]:
         return settings
     running = read_run_file(_data_dir(settings))
-    return settings if running is None else settings.completed(_values(running), str(running.path))
+    if running is None:
+        return settings
+    if not settings["nats.url"]:
+        return settings.completed(_values(running), str(running.path))
+    return _logged_in(settings, running, _OPERATOR)
+
+
+def part_settings(settings: Settings, logins: Iterable[str]) -> Settings:
+    """Return the settings of a part that was started by hand, with a login where its address is that of the running `up`.
+
+    `logins`: the names that would do, the best one first. Raises StartFailed for a run file that cannot be read.
+    """
+    if settings["nats.context"] or not settings["nats.url"]:
+        return settings
+    running = read_run_file(_data_dir(settings))
+    return settings if running is None else _logged_in(settings, running, logins)
+
+
+def _logged_in(settings: Settings, running: RunningDeployment, logins: Iterable[str]) -> Settings:
+    """Return settings with the first of these logins, if they lead to this deployment and bring none of their own."""
+    if any(settings[key] for key in _CREDENTIALS) or not running.serves(settings["nats.url"]):
+        return settings
+    context = running.login(logins)
+    return settings if context is None else settings.completed({"nats.context": context}, str(running.path))
 
 
 def looked_for(settings: Settings) -> str:

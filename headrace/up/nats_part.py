@@ -57,11 +57,12 @@ class NatsPart:
     async def start(self) -> None:
         """Start the server and return once it takes connections and, where it asks for logins, has its streams.
 
-        Raises StartFailed.
+        What was stored under the other kind of start is taken along. Raises StartFailed.
         """
         server = self._server
         if server is None:
             return
+        await asyncio.to_thread(self._bring_streams, server)
         if self.logins.wanted:
             self._apply_logins()
         loop = asyncio.get_running_loop()
@@ -73,6 +74,11 @@ class NatsPart:
         if self.logins.wanted:
             self.logins.write_contexts(server.url)
             await self._provisioner.start(self.as_operator(self._settings))
+
+    def _bring_streams(self, server: EmbeddedServer) -> None:
+        from headrace.up.stored_streams import StoredStreams
+
+        StoredStreams(server.data_dir, self.logins.subjects.prefix).bring(logins=self.logins.wanted)
 
     def _apply_logins(self) -> None:
         if self._server is not None:

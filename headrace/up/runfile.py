@@ -19,13 +19,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from headrace.errors import AlreadyRunning, StartFailed
 from headrace.private_files import make_private_folder
+
+LOGINS = Path("nats", "logins")  # in the data folder
+_PORT = 4222  # of an address without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,19 @@ class RunningDeployment:
     namespace: str
     url: str | None = None  # of the frontend
 
+    def serves(self, urls: Collection[str]) -> bool:
+        """Return whether these are addresses of its NATS server alone."""
+        own = {_address(url) for url in (self.nats_url or "").split(",")}
+        return bool(urls) and all(_address(url) in own for url in urls)
+
+    def login(self, names: Iterable[str]) -> str | None:
+        """Return the context of the first of these logins that its own NATS server has; None where that asks for none."""
+        folder = self.path.parents[1] / LOGINS
+        if self.nats_context is None or Path(self.nats_context).parent != folder:
+            return None  # a context of the operator's, for a server of theirs
+        found = (folder / f"{name}.json" for name in names)
+        return next((str(path) for path in found if path.is_file()), None)
+
     @property
     def alive(self) -> bool:
         """Return False when its process has ended and left the file behind."""
@@ -50,6 +68,17 @@ class RunningDeployment:
         except PermissionError:
             pass
         return True
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Return host and port of a server, as far as the URL says them."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    host = parts.hostname or ""
+    return ("127.0.0.1" if host == "localhost" else host), (_PORT if port is None else port)
 
 
 def run_file_of(data_dir: Path) -> Path:

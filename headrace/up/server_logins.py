@@ -7,7 +7,7 @@ the context that names its seed, by an environment variable; nothing of it is in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from headrace.config.build_settings import subjects, worker_settings
@@ -17,12 +17,12 @@ from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import Subjects, pool_id, tenant_token
 from headrace.up.pools import every_pool
+from headrace.up.runfile import LOGINS
 
-FOLDER = "logins"
 VARIABLE = "HEADRACE_NATS_CONTEXT"
 WORKER = "worker"
 OPERATOR = Login("operator")
-FOR_PEOPLE = (Login("console"), Login("planner"))  # of no part of `up`
+FOR_PEOPLE = (Login("console"), Login("planner"), Login("worker"))  # of no part of `up`
 
 
 class ServerLogins:
@@ -32,7 +32,7 @@ class ServerLogins:
         """`folder` is that of the embedded server, `wanted` whether it asks for logins."""
         self.wanted = wanted
         self._settings = settings
-        self._folder = folder / FOLDER
+        self._folder = folder / LOGINS.name
         self._starts: set[Login] = set()
 
     @property
@@ -138,3 +138,9 @@ def worker_login(pool: Settings) -> Login:
 
     name = served_name(worker_settings(pool))
     return Login("worker", pool_id(name, pool["namespace"]) if name else "")
+
+
+def logins_by_hand(settings: Settings) -> Iterator[str]:
+    """Yield the names of the logins for a worker that is started by hand: that of its pool, and that of all pools."""
+    yield worker_login(settings).name
+    yield Login("worker").name

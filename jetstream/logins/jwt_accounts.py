@@ -16,7 +16,7 @@ from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.nats_jwt import NO_LIMIT, SigningKey, user_claims
 from headrace.jetstream.logins.nkey_logins import API_EXPORT, SEED, LoginFileUnusable, exported_subjects, traceable, user_key
 from headrace.jetstream.logins.permissions import PARTS_API, permissions
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import Login, streams_account
 from headrace.jetstream.topology import Topology
 
 CREDENTIALS = ".creds"
@@ -45,7 +45,7 @@ def operator_config(topology: Topology, folder: Path, logins: Iterable[Login]) -
         seed = (folder / (login.name + SEED)).read_text().strip()
         _write(folder / (login.name + CREDENTIALS), _credentials(token, seed))
     subjects = exported_subjects(topology)
-    prefix = topology.subjects.prefix.upper()
+    prefix = streams_account(topology.subjects.prefix)
     accounts = {
         keys["system"].public: operator.sign(keys["system"].public, "SYS", account_claims()),
         streams.public: operator.sign(

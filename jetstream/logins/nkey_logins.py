@@ -21,7 +21,7 @@ from headrace.jetstream.context import pool_key
 from headrace.jetstream.core.api import API
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import Login, streams_account
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
@@ -141,7 +141,7 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     what; answers of the server stay in the account of the parts.
     """
     exported = exported_subjects(topology)
-    account = topology.subjects.prefix.upper()
+    account = streams_account(topology.subjects.prefix)
     lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
     for subject in exported:
         kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers

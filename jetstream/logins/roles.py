@@ -72,3 +72,8 @@ class Login:
 def inboxes(role: RoleName, scope: str = "*") -> str:
     """Return the pattern of the inboxes of a role; of one pool or tenant, or of all of them."""
     return f"{INBOX}.{role}.{scope}.>"
+
+
+def streams_account(prefix: str) -> str:
+    """Return the account of the server that has the streams of a deployment with this prefix."""
+    return prefix.upper()

@@ -174,6 +174,27 @@ async def test_a_client_of_the_data_folder_submits_jobs(up: RunningUp) -> None:
     assert not violations(up)
 
 
+async def test_the_address_alone_is_enough_beside_the_data_folder(up: RunningUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client, a command, and a worker of a model that `up` does not serve."""
+    url = up.state()["nats"]["url"]
+    monkeypatch.delenv("HEADRACE_DATA_DIR", raising=False)
+    monkeypatch.chdir(folder_of(up))
+    async with connect(url) as client:
+        assert await client.only_model() == MODEL
+    assert "worker-1-" in headrace(up, "worker", "status", "--nats", url)
+    command = [sys.executable, "-P", "-m", "headrace", "worker", "--engine", "sim", "--served-name", "other", "--name", "other"]
+    with (folder_of(up) / "other.log").open("wb") as log:
+        worker = subprocess.Popen([*command, "--nats", url], cwd=folder_of(up), stdout=log, stderr=log)
+    try:
+        models = f"{up.state()['url']}/v1/models"
+        until("the other model", lambda: "other" in {one["id"] for one in httpx.get(models).json()["data"]})
+    finally:
+        worker.terminate()
+        assert worker.wait(TIMEOUT_S) == 0
+        headrace(up, "model", "rm", "other")
+    assert not violations(up)
+
+
 def context_of(up: RunningUp, login: str) -> Path:
     return folder_of(up) / ".headrace" / "nats" / "logins" / f"{login}.json"
 
@@ -339,7 +360,7 @@ async def test_the_consumer_of_a_workers_requests_has_a_name_that_cannot_be_gues
 
 
 async def test_nobody_connects_without_a_login(up: RunningUp) -> None:
-    with pytest.raises(AccessDenied):
+    with pytest.raises(AccessDenied, match="asks for a login"):
         await Connection.connect(ConnectOptions(servers=(up.state()["nats"]["url"],)), subjects=Subjects())
 
 

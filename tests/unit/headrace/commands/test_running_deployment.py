@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import build_parser, main
-from headrace.commands.running_deployment import located_settings, looked_for
+from headrace.commands.running_deployment import located_settings, looked_for, part_settings
 from headrace.config.options import all_options
+from headrace.config.settings import Settings, load
+from headrace.jetstream.subjects import pool_id
+from headrace.up.server_logins import logins_by_hand
 
 DEAD = 2**22 + 1  # above the largest process id
 
@@ -66,6 +69,44 @@ def test_a_masked_password_is_not_sent_and_a_context_is_used() -> None:
     runs("context", url=None, context="prod")
     assert located_settings(status("--data-dir", "masked"))["nats.url"] == ("nats://a:1", "nats://b:2")
     assert located_settings(status("--data-dir", "context"))["nats.context"] == "prod"
+
+
+def asks_for_logins(*logins: str) -> Path:
+    """An `up` whose server has these logins. Returns their folder."""
+    folder = Path(".headrace").resolve() / "nats" / "logins"
+    runs(".headrace", context=str(folder / "operator.json"))
+    folder.mkdir(parents=True)
+    for login in ("operator", *logins):
+        (folder / f"{login}.json").write_text("{}")
+    return folder
+
+
+def test_the_address_of_the_running_server_alone_comes_with_the_login_of_its_operator() -> None:
+    folder = asks_for_logins()
+    for given in ("nats://127.0.0.1:1", "localhost:1"):
+        assert located_settings(status("--nats", given))["nats.context"] == str(folder / "operator.json")
+    assert located_settings(status("--nats", "nats://127.0.0.1:2"))["nats.context"] is None
+    assert located_settings(status("--nats", "nats://127.0.0.1:1", "--nats-user", "me"))["nats.context"] is None
+    assert located_settings(status("--nats-context", "prod"))["nats.context"] == "prod"
+
+
+def worker(**flags: object) -> Settings:
+    return load("worker", flags={"worker.engine": "sim", **{name.replace("__", "."): value for name, value in flags.items()}})
+
+
+def test_a_worker_that_is_started_by_hand_gets_the_login_of_its_pool_or_else_that_of_all() -> None:
+    own = f"worker-{pool_id('sim')}"
+    folder = asks_for_logins("worker", own)
+    here = {"nats__url": "nats://127.0.0.1:1"}
+
+    def found(settings: Settings) -> object:
+        return part_settings(settings, logins_by_hand(settings))["nats.context"]
+
+    assert found(worker(**here)) == str(folder / f"{own}.json")
+    assert found(worker(**here, worker__served_name="other")) == str(folder / "worker.json")
+    assert found(worker(**here, nats__nkey_seed="my.nk")) is None
+    assert found(worker(nats__url="nats://127.0.0.1:2")) is None
+    assert found(worker()) is None
 
 
 def test_where_nothing_runs_the_error_says_where_it_looked() -> None:

@@ -47,3 +47,40 @@ def test_a_file_that_is_no_run_file_is_named(tmp_path: Path, content: str) -> No
 def test_a_data_folder_that_is_a_file_has_no_run_file(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     assert read_run_file(tmp_path / "data") is None
+
+
+@pytest.mark.parametrize(
+    ("urls", "same"),
+    [
+        (["nats://127.0.0.1:4711"], True),
+        (["localhost:4711"], True),
+        (["tls://127.0.0.1:4711"], True),
+        (["nats://127.0.0.1:4712"], False),
+        (["nats://127.0.0.1"], False),
+        (["nats://127.0.0.1:x"], False),
+        (["nats://broker:4711"], False),
+        (["nats://127.0.0.1:4711", "nats://broker:4222"], False),
+        ([], False),
+    ],
+)
+def test_an_address_is_that_of_the_running_server_by_host_and_port(tmp_path: Path, urls: list[str], same: bool) -> None:
+    with RunFile(tmp_path) as file:
+        file.write(STATE)
+        running = read_run_file(tmp_path)
+    assert running is not None
+    assert running.serves(urls) is same
+
+
+def test_a_login_is_one_of_the_folder_that_the_running_server_asks_for(tmp_path: Path) -> None:
+    logins = tmp_path / "nats" / "logins"
+    logins.mkdir(parents=True)
+    (logins / "router.json").write_text("{}")
+    found = {}
+    with RunFile(tmp_path) as file:
+        for context in (str(logins / "operator.json"), "prod", None):
+            file.write({**STATE, "nats": {"url": "nats://127.0.0.1:4711", "context": context}})
+            running = read_run_file(tmp_path)
+            assert running is not None
+            found[context] = running.login(["worker-m", "router"])
+            assert running.login(["worker-m"]) is None
+    assert found == {str(logins / "operator.json"): str(logins / "router.json"), "prod": None, None: None}
