@@ -1,4 +1,4 @@
-"""Finds the running deployment for commands that were given no address or no login: the run file of the data folder has both."""
+"""Finds the running deployment for commands that were given no address or no login: its run file has both."""
 
 from __future__ import annotations
 
