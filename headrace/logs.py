@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.config.settings import Settings
+from headrace.log_lines import JsonLines, LineLogger
 from headrace.log_thread import LogThread
 from headrace.repeated_errors import RepeatedErrors
 
@@ -90,10 +91,14 @@ def configure(
     number = logging.getLevelNamesMapping()[level.upper()]
     shared = _shared_processors(fields or {}, chosen)
     _filter(number)
+    processors: list[Processor] = [*shared, *_renderers(chosen, stream)]
+    if chosen == "json":
+        processors = [JsonLines(fields or {}, _json_encoder(), processors)]
+    own = LineLogger(stream) if isinstance(stream, LogThread) else None
     structlog.configure(
-        processors=[*shared, *_renderers(chosen, stream)],
+        processors=processors,
         wrapper_class=_Logger,
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=stream) if own is None else lambda *_: own,
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
@@ -205,8 +210,12 @@ def _handler(chosen: str, shared: list[Processor], stream: TextIO) -> logging.Ha
     return handler
 
 
-def _json_serializer() -> Callable[..., str]:
+def _json_encoder() -> Callable[[object], bytes]:
     import msgspec  # here, because a log for people does without it
 
-    encode = msgspec.json.Encoder(enc_hook=str).encode
+    return msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _json_serializer() -> Callable[..., str]:
+    encode = _json_encoder()
     return lambda value, **_options: encode(value).decode()
