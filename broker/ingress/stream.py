@@ -110,9 +110,10 @@ class JobStream:
             if len(rows) == 1 or fin is not None:
                 self._dispatcher.add(self, last=fin is not None)
             return True
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if len(rows) == 1:  # else the reader is awake, and takes this row as well
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
         return True
 
     def end(self, fault: JobFault | None) -> None:

@@ -103,6 +103,15 @@ class Judge:
                 row.choice, row.offset + len(row.ids), now_s, ended=row.fin is not None
             ):
                 record.clear()  # also when its reader is full: what counts is that the worker lives
+            choice = row.choice
+            if row.fin is None and 0 <= choice < record.choices and record.finished[choice] is None:
+                emitted = record.emitted[choice]
+                if row.offset == len(emitted):  # the next tokens of an answer, as nearly all rows are
+                    if record.reader.take(row):
+                        emitted += row.ids
+                    else:
+                        record.paused = True
+                    continue
             self._on_row(record, row, worker)
 
     def _on_row(self, record: JobRecord, row: Row, worker: str) -> None:

@@ -56,6 +56,9 @@ class Wire(Protocol):
     watcher: Any
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
     def whole(self) -> bool: ...
 
     def body_share(self) -> BodyShare: ...
@@ -309,14 +312,16 @@ class DisconnectWatch:
         self._stopped = False
 
     async def __aenter__(self) -> DisconnectWatch:
-        owner = asyncio.current_task()
+        wire = self._wire
+        # With the loop, because looking the running one up costs a system call on Python 3.11.
+        owner = asyncio.current_task(wire.loop if wire is not None else None)
         assert owner is not None  # noqa: S101  # a coroutine always runs in a task
         self._owner = owner
-        if self._wire is None:
+        if wire is None:
             self._task = asyncio.get_running_loop().create_task(self._wait())  # always cancelled by __aexit__
             return self
-        self._wire.watcher = self
-        if self._wire.lost:
+        wire.watcher = self
+        if wire.lost:
             self.left()
         return self
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -69,6 +69,7 @@ class Observe:
         self._metrics = metrics
         self._routes = routes
         self._access_log = access_log
+        self._logger: Any = None  # bound at its first use, because each use of `log` itself looks it up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -117,7 +118,9 @@ class Observe:
         if not self._access_log:
             return
         level = logging.DEBUG if route in _PROBES else logging.INFO
-        logger = log.bind()  # once: each use of `log` itself looks it up
+        logger = self._logger
+        if logger is None:
+            logger = self._logger = log.bind()
         if not logger.is_enabled_for(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}

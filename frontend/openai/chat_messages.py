@@ -110,19 +110,19 @@ def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's API. Some models have more, which their templates name."""
 
+_KNOWN_ROLES = frozenset(ROLES)
+
 
 def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
     """Check the roles, and rename `developer` to `system` for templates that know only the older name.
 
     Raises BadRequest for a role that neither OpenAI's API nor the template has: most templates would take any word for a role.
     """
-    known = set(ROLES)
-    for i, message in enumerate(messages):
-        role = message["role"]
-        if role not in known and not template.knows_role(role):
-            param = f"messages[{i}].role"
-            raise BadRequest(f"invalid value for {param}: {role!r}. Supported are: {', '.join(ROLES)}", param=param)
-        known.add(role)
-    if all(message["role"] != "developer" for message in messages) or template.knows_role("developer"):
+    roles = {message["role"] for message in messages}
+    if unknown := {role for role in roles - _KNOWN_ROLES if not template.knows_role(role)}:
+        i, role = next((i, message["role"]) for i, message in enumerate(messages) if message["role"] in unknown)
+        param = f"messages[{i}].role"
+        raise BadRequest(f"invalid value for {param}: {role!r}. Supported are: {', '.join(ROLES)}", param=param)
+    if "developer" not in roles or template.knows_role("developer"):
         return messages
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headrace.frontend.prompts.growth import bounded_filter, check_method, check_percent, check_size
+from headrace.frontend.prompts.growth import MAX_CHARS, bounded_filter, check_method, check_percent, check_size
 
 _STEPS = 64  # between two checks of the clock
 _MAX_BITS = 4096  # of the integers that a template computes
@@ -138,7 +138,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Compute a sum, product, power or formatted text. Raises SecurityError if it would be larger than any prompt."""
         if operator == "+":
             if type(left) is str is type(right):  # nearly every sum of a template
-                check_size(len(left) + len(right))
+                if len(left) + len(right) > MAX_CHARS:
+                    check_size(len(left) + len(right))
                 return left + right
             if isinstance(left, _SIZED) and isinstance(right, _SIZED):
                 check_size(len(left) + len(right))

@@ -144,11 +144,15 @@ class EventWriter(StreamWriter):
         prefix, suffix, first = self._prefix, self._suffix, self._first
         simple = self._simple
         before, after = self.form.text
+        encode = _encode
         for row in rows:
             choice = row.choice
-            if first is not None and (opening := first[choice]) is not None:
-                out.append(opening)
-                first[choice] = None
+            if first is not None:
+                if (opening := first[choice]) is not None:
+                    out.append(opening)
+                    first[choice] = None
+                if not any(first):
+                    first = self._first = None
             texts: list[str] = row.texts  # type: ignore[assignment]  # answers of this writer are not parsed
             text = texts[0] if len(texts) == 1 else "".join(texts)
             counter.completion += len(row.ids)
@@ -157,9 +161,9 @@ class EventWriter(StreamWriter):
                 text += plain([fin.tail])
             if not simple:
                 if text or row.ids:
-                    out.append(self.event(choice, before + _encode(text) + after, row.ids, self.logprobs(choice, row)))
+                    out.append(self.event(choice, before + encode(text) + after, row.ids, self.logprobs(choice, row)))
             elif text:
-                out += (prefix[choice], _encode(text), suffix)
+                out += (prefix[choice], encode(text), suffix)
             if fin is not None:
                 out.append(self.finish(choice, fin))
         return b"".join(out)

@@ -20,6 +20,7 @@ class Wire:
     def __init__(self, *, whole: bool = True, lost: bool = False) -> None:
         self.whole, self.lost = whole, lost
         self.watcher: Any = None
+        self.loop = asyncio.get_event_loop()
 
     def cut(self, last_words: bytes) -> None:
         raise AssertionError("nobody asked for that")
