@@ -6,6 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 CLUSTER_LEASE_S = 12.0  # longer than nats-server takes to elect the leader of the leases, which is 4 to 9 s and fixed in it
+BROKER_WAIT_S = 3.0  # longer than a nats-server takes to start again
+CLUSTER_BROKER_WAIT_S = 15.0  # longer than nats-server takes to elect, where a first election ends without a leader
+
+
+def broker_wait_s(copies: int) -> float:
+    """Return how long a new request waits by default for a broker that keeps so many copies of what it stores."""
+    return BROKER_WAIT_S if copies <= 1 else CLUSTER_BROKER_WAIT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,7 @@ class IngressSettings:
     max_open: int = 10_000  # open requests; more are refused with Overloaded
     max_rows: int = 4096  # rows waiting for one reader before its stream is paused
     gather_s: float = 0.008  # longest that rows which arrive soon after the last ones wait for more; 0 = they do not wait
-    broker_wait_s: float = 0.0  # longest wait of a new request while the broker or the lease is away; 0 = refused at once
+    broker_wait_s: float = 0.0  # longest wait of a new request while the broker, a leader or the lease is away; 0 = none
     no_worker_wait_s: float = 10.0  # longest wait of a request for a worker while there is none; 0 = refused at once
     slow_client_s: float = 60.0  # a stream that stays paused for so long is ended
     spill_bytes: int = 512 * 1024  # larger payloads go to the object store

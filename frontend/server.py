@@ -30,7 +30,7 @@ from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.models.card_signature import read_card_key
 from headrace.broker.result_objects import ResultObjects
-from headrace.broker.settings import IngressSettings, Timing
+from headrace.broker.settings import IngressSettings, Timing, broker_wait_s
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.auth.audit import operator_acted
 from headrace.frontend.auth.key_ring import KeyRing
@@ -113,12 +113,13 @@ class _Work:
         topology = Topology(subjects, replicas=self._options.replicas)
         async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
             standing = BrokerHealth(work, topology, probe=True, on_mended=self._on_mended)
+            copies = await bucket_copies(work, subjects.bucket("members"))
             ingress = self._ingress = Ingress(
                 work,
                 subjects,
                 settings=IngressSettings(
-                    timing=Timing().at_copies(await bucket_copies(work, subjects.bucket("members"))),
-                    broker_wait_s=settings.broker_wait_s,
+                    timing=Timing().at_copies(copies),
+                    broker_wait_s=broker_wait_s(copies) if settings.broker_wait_s is None else settings.broker_wait_s,
                     no_worker_wait_s=settings.no_worker_wait_s,
                     slow_client_s=settings.slow_client_s,
                     gather_s=settings.sse_gather_s,

@@ -38,9 +38,13 @@ class FrontendSettings:
         3600.0  # a request that asks for more gets this
     )
     broker_wait_s: Annotated[
-        float,
-        Setting("How long a new request waits while the broker, or this frontend's lease, is away; 0: it is refused.", least=0),
-    ] = 3.0
+        float | None,
+        Setting(
+            "How long a new request waits while the broker, a leader of its stream or this frontend's lease is away; "
+            "0: it is refused; default: 3, in a cluster of NATS servers 15.",
+            least=0,
+        ),
+    ] = None
     no_worker_wait_s: Annotated[
         float,
         Setting(

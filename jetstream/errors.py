@@ -14,6 +14,7 @@ HeadraceError                      root of the whole project
     │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
     │   ├── DiskFull               the server has no room left
     │   ├── PayloadTooLarge        over the server's max_payload
+    │   ├── NoLeader               the stream is there and nobody leads it, as during an election; nothing stored
     │   └── PublishUnknown         no answer in time: may be stored or not; retry with the same id
     ├── NoResponder                no subscriber on the subject of a request
     ├── RequestTimeout             a request was not answered in time
@@ -106,6 +107,12 @@ class DiskFull(PublishError):
 
 class PayloadTooLarge(PublishError):
     """The message is larger than the server's max_payload."""
+
+
+class NoLeader(PublishError):
+    """No server takes messages for the stream at the moment, as while a cluster elects its leader; nothing was stored."""
+
+    retriable = True
 
 
 class PublishUnknown(PublishError):

@@ -18,7 +18,7 @@ import structlog
 
 from benchmarks.planning.clairvoyant import Clairvoyant
 from benchmarks.planning.dynamo_rules import Predictor, PublishedRules
-from benchmarks.planning.traffic import raw, stretched, waves
+from benchmarks.planning.traffic import read, stretched, waves
 from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import Action
 from headrace.planner.capacity import Targets
@@ -111,8 +111,10 @@ def turns(changes: Sequence[tuple[float, int]], *, within_s: float) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line of JSON for each planner and start-up time."""
     parser = argparse.ArgumentParser(description="Planners on the same simulated engines.")
-    parser.add_argument("--trace", type=Path, help="a file of the Azure traces' form")
+    parser.add_argument("--trace", type=Path, help="a file of the Azure traces' form, or of Mooncake's")
     parser.add_argument("--traffic", choices=("stretched", "raw", "waves"), default="stretched")
+    parser.add_argument("--minutes", default="0,25", help="the part of the trace that is stretched")
+    parser.add_argument("--ttft", type=float, default=4.0, help="target of the first token with a trace, seconds")
     parser.add_argument("--start", default="60", help="start-up times, with commas between")
     parser.add_argument("--seed", type=int, default=1, help="of the stretching, and of the waves")
     parser.add_argument("--most", type=int, default=20)
@@ -129,8 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif chosen.trace is None:
         parser.error("--trace is needed")
     else:
-        requests = stretched(chosen.trace, seed=chosen.seed) if chosen.traffic == "stretched" else raw(chosen.trace)
-        speed, targets = FAST, Targets(ttft_s=4.0, itl_s=0.25)
+        requests = read(chosen.trace)
+        if chosen.traffic == "stretched":
+            begin, end = (float(one) for one in chosen.minutes.split(","))
+            requests = stretched(requests, minutes=(begin, end), seed=chosen.seed)
+        speed, targets = FAST, Targets(ttft_s=chosen.ttft, itl_s=0.25)
     who = chosen.who.split(",")
     for number, start_s in enumerate(float(one) for one in chosen.start.split(",")):
         arena = Arena(requests, speed=speed, start_s=start_s, targets=targets, most=chosen.most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from math import pi, sin
@@ -10,9 +11,18 @@ from pathlib import Path
 from headrace.planner.replay.engines import Request
 from headrace.planner.replay.recorded_requests import from_start, read_trace
 
+BLOCK = 512  # tokens of a block of Mooncake's traces
 
-def stretched(path: Path, *, minutes: float = 25.0, factor: int = 12, moved_s: float = 20.0, seed: int = 1) -> list[Request]:
-    """Return the first `minutes` of a trace, `factor` times as long with `factor` requests for each.
+
+def stretched(
+    trace: Sequence[Request],
+    *,
+    minutes: tuple[float, float] = (0.0, 25.0),
+    factor: int = 12,
+    moved_s: float = 20.0,
+    seed: int = 1,
+) -> list[Request]:
+    """Return a part of a trace, between two `minutes`, `factor` times as long with `factor` requests for each.
 
     Each is moved by up to `moved_s` seconds of the trace's own time before it is stretched, so that they are no copies: bursts
     grow longer and softer.
@@ -20,16 +30,29 @@ def stretched(path: Path, *, minutes: float = 25.0, factor: int = 12, moved_s: f
     rng = random.Random(seed)
     rows = [
         (max(0.0, one.at + rng.uniform(-moved_s, moved_s)) * factor, one.prompt, one.uncached, one.output)
-        for one in read_trace(path)
-        if one.at < minutes * 60.0
+        for one in trace
+        if minutes[0] * 60.0 <= one.at < minutes[1] * 60.0
         for _ in range(factor)
     ]
     return from_start(rows)
 
 
-def raw(path: Path) -> list[Request]:
-    """Return a trace as it is."""
-    return read_trace(path)
+def read(path: Path) -> list[Request]:
+    """Return a trace: a CSV file of the Azure traces' form, or lines of JSON of Mooncake's.
+
+    The latter tell which blocks of prompts are alike: what no earlier prompt began with is to be computed.
+    """
+    if path.suffix != ".jsonl":
+        return read_trace(path)
+    seen: set[int] = set()
+    rows = []
+    for line in path.read_text().splitlines():
+        one = json.loads(line)
+        blocks, prompt = one["hash_ids"], one["input_length"]
+        known = next((n for n, block in enumerate(blocks) if block not in seen), len(blocks))
+        seen.update(blocks)
+        rows.append((one["timestamp"] / 1000.0, prompt, max(1, prompt - known * BLOCK), one["output_length"]))
+    return from_start(rows)
 
 
 def waves(hours: float, *, period_s: float, peak: float, seed: int = 1) -> list[Request]:

@@ -1,4 +1,7 @@
-"""Holds new requests while the broker, or the lease of their ingress, is away for a moment. Nothing of them is stored yet."""
+"""Holds new requests while the broker, the lease of their ingress or the leader of their stream is away for a moment.
+
+None of them is known to be stored yet.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class BrokerWait:
 
     def __init__(self, away: Callable[[], bool], *, longest_s: float) -> None:
         """`away` tells whether the broker is away and may be back soon. `longest_s`: 0 holds no request."""
+        self.longest_s = longest_s
         self._away = away
-        self._longest_s = longest_s
         self._changed = asyncio.Event()
         self._held = 0
 
@@ -28,18 +31,30 @@ class BrokerWait:
         """Look again whether the broker can be used. To be called after a reconnection, and when the lease is held again."""
         self._changed.set()
 
-    async def hold(self, longest_s: float) -> None:
-        """Wait while the broker is away, at most `longest_s`. Whether it is back says `away`."""
-        longest_s = min(longest_s, self._longest_s)
-        if longest_s <= 0 or not self._away():
-            return
+    def enter(self, why: str) -> bool:
+        """Begin to hold a request, which is to `leave` then. False: so many are held that it is to be refused."""
         if self._held >= MOST:
             metrics.BROKER_AWAITED.labels("too_many").inc()
-            return
+            return False
         if not self._held:
-            log.info("broker.awaited", longest_s=self._longest_s)
+            log.info("broker.awaited", longest_s=self.longest_s, why=why)
         self._held += 1
         metrics.AWAITING_BROKER.set(self._held)
+        return True
+
+    def leave(self, outcome: str) -> None:
+        """End holding a request: `back`, or `away` where it was given up."""
+        self._held -= 1
+        metrics.AWAITING_BROKER.set(self._held)
+        metrics.BROKER_AWAITED.labels(outcome).inc()
+
+    async def hold(self, longest_s: float) -> None:
+        """Wait while the broker is away, at most `longest_s`. Whether it is back says `away`."""
+        longest_s = min(longest_s, self.longest_s)
+        if longest_s <= 0 or not self._away():
+            return
+        if not self.enter("not connected, or the lease is not held"):
+            return
         outcome = "away"
         try:
             async with asyncio.timeout(longest_s):
@@ -50,6 +65,4 @@ class BrokerWait:
         except TimeoutError:
             pass
         finally:
-            self._held -= 1
-            metrics.AWAITING_BROKER.set(self._held)
-            metrics.BROKER_AWAITED.labels(outcome).inc()
+            self.leave(outcome)

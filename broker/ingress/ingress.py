@@ -109,13 +109,13 @@ class Ingress:
         self._spills = SpillStore(messaging, subjects, self._members, self._tasks, ingress=self.id, sealed=sealed, wall=wall)
         self._open.on_removed(self._spills.forget)
         self._canceller = Canceller(messaging, subjects, self._judge, self._open, self._members, own=self.id)
-        self._submitter = Submitter(messaging, subjects, self.settings, health)
+        self._broker_wait = BrokerWait(self._away, longest_s=self.settings.broker_wait_s)
+        self._submitter = Submitter(messaging, subjects, self.settings, health, wait=self._broker_wait)
         self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._open, self._tasks, timing=timing, wall=wall)
         self._timers = IngressTimers(messaging, subjects, self._judge, self._open, self._canceller, settings=self.settings)
         self._worker_wait = WorkerWait(
             messaging, self._members, self._judge, self._canceller, longest_s=self.settings.no_worker_wait_s
         )
-        self._broker_wait = BrokerWait(self._away, longest_s=self.settings.broker_wait_s)
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._stories = StoryBook(self.id)
@@ -256,7 +256,7 @@ class Ingress:
         `recorder`: stores the crashes of a stored job before a worker may go on with it.
 
         While no worker can take it, it waits in the queue, at most `no_worker_wait_s`. Its stream ends as JobRefused then.
-        While the broker or the lease is away, it waits here, at most `broker_wait_s`.
+        While the broker, the lease or the leader of its stream is away, it waits here, at most `broker_wait_s`.
 
         Raises NoWorker (if nothing may wait), Overloaded, BrokerUnavailable or RequestTooLarge; the job does not run then.
         """

@@ -7,32 +7,43 @@ import asyncio
 from headrace.broker import metrics
 from headrace.broker.codec import job_headers
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
+from headrace.broker.ingress.broker_wait import BrokerWait
 from headrace.broker.jobs import Job
 from headrace.broker.message_paths import path_headers
 from headrace.broker.protocol.resume import GENERATION, Resume
 from headrace.broker.settings import IngressSettings
-from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from headrace.jetstream.errors import JetStreamError, NoLeader, PayloadTooLarge, PublishUnknown, QueueFull
 from headrace.jetstream.ports import HealthPort, Messaging, PubAck
 from headrace.jetstream.subjects import Subjects, moved_class
 
-SUBMIT_TRIES = 3
+SUBMIT_TRIES = 3  # without an ack, however short the wait for the broker may be
 QUEUE_FULL_RETRY_AFTER_S = 1.0
 
 
 class Submitter:
     """Publishes the requests of one ingress."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, health: HealthPort | None) -> None:
-        """`health` is told of each success, and of each failure of the broker."""
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        settings: IngressSettings,
+        health: HealthPort | None,
+        *,
+        wait: BrokerWait,
+    ) -> None:
+        """`health` is told of each success, and of each failure of the broker. `wait` holds what nobody takes yet."""
         self._messaging = messaging
         self._subjects = subjects
         self._settings = settings
         self._health = health
+        self._wait = wait
         self._loop = asyncio.get_running_loop()
 
     async def publish(self, job: Job, body: bytes, *, judge: str, resume: Resume | None = None) -> PubAck:
         """Store a request of the ingress `judge` in its pool's queue. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
 
+        While nobody leads its stream, or no ack comes, it is held and sent again, at most for the time of `wait`.
         One that resumes is stored as a moved one: its attempt is above 1, so that a worker claims it and learns where it is.
         """
         attempt = 1 if resume is None else resume.generation * GENERATION
@@ -43,37 +54,67 @@ class Submitter:
             headers |= path_headers(self._subjects, job.trace, judge)
         timing = self._settings.timing
         started = self._loop.time()
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                stored = await self._messaging.publish(
-                    subject,
-                    body,
-                    headers=headers,
-                    msg_id=f"{job.id}.{attempt}",
-                    ttl_s=job.deadline_s + timing.ttl_slack_s,
-                    timeout_s=timing.publish_timeout_s,
-                )
-            except PublishUnknown as error:  # tried again under the same id: a duplicate does no harm, a loss does
-                if tries == SUBMIT_TRIES:
+        patience: _Patience | None = None
+        try:
+            while True:
+                try:
+                    stored = await self._messaging.publish(
+                        subject,
+                        body,
+                        headers=headers,
+                        msg_id=f"{job.id}.{attempt}",
+                        ttl_s=job.deadline_s + timing.ttl_slack_s,
+                        timeout_s=timing.publish_timeout_s,
+                    )
+                except (NoLeader, PublishUnknown) as error:
+                    if patience is None:
+                        patience = _Patience(self._wait, until=started + min(job.deadline_s, self._wait.longest_s))
+                    if not patience.lasts(error, self._loop.time()):
+                        self._report(error)
+                        raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
+                except QueueFull as error:
+                    raise Overloaded(
+                        f"the queue of this model is full ({error.scope})", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
+                    ) from error
+                except PayloadTooLarge as error:
+                    raise RequestTooLarge(str(error)) from error
+                except JetStreamError as error:
                     self._report(error)
-                    raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
-            except QueueFull as error:
-                raise Overloaded(
-                    f"the queue of this model is full ({error.scope})", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
-                ) from error
-            except PayloadTooLarge as error:
-                raise RequestTooLarge(str(error)) from error
-            except JetStreamError as error:
-                self._report(error)
-                raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
-            else:
-                if self._health is not None:
-                    self._health.stored()
-                metrics.SUBMIT_S.observe(self._loop.time() - started)
-                return stored
+                    raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
+                else:
+                    if self._health is not None:
+                        self._health.stored()
+                    metrics.SUBMIT_S.observe(self._loop.time() - started)
+                    if patience is not None:
+                        patience.outcome = "back"
+                    return stored
+        finally:
+            if patience is not None:
+                patience.end()
 
     def _report(self, error: JetStreamError) -> None:
         if self._health is not None:
             self._health.failed(error)
+
+
+class _Patience:
+    """Decides how long one request is sent again under the same id: a duplicate does no harm, a loss does."""
+
+    def __init__(self, wait: BrokerWait, *, until: float) -> None:
+        self.outcome = "away"
+        self._wait = wait
+        self._until = until
+        self._tries = 0
+        self._held = False
+
+    def lasts(self, error: JetStreamError, now: float) -> bool:
+        self._tries += 1
+        # A server that is busy may confirm late, without a fault.
+        if now >= self._until and not (isinstance(error, PublishUnknown) and self._tries < SUBMIT_TRIES):
+            return False
+        self._held = self._held or self._wait.enter(str(error))
+        return self._held
+
+    def end(self) -> None:
+        if self._held:
+            self._wait.leave(self.outcome)

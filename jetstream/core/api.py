@@ -18,6 +18,7 @@ from headrace.jetstream.errors import (
     DiskFull,
     JetStreamDisabled,
     JetStreamError,
+    NoLeader,
     NoResponder,
     PayloadTooLarge,
     PublishError,
@@ -174,4 +175,6 @@ def publish_fault(fault: ApiFault, subject: str) -> JetStreamError:
         return PayloadTooLarge(f"a message to {subject} is larger than its stream takes: {text}")
     if code in NOT_ENABLED:
         return TopologyError(f"no stream takes {subject}: {text}")
+    if code in NOT_READY:
+        return NoLeader(f"{subject} was not stored: {text}")
     return PublishError(f"{subject} was not stored: {text} (error {code})")

@@ -19,6 +19,7 @@ from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
     JetStreamError,
+    NoLeader,
     NoResponder,
     NotConnected,
     PayloadTooLarge,
@@ -235,11 +236,11 @@ class Mux:
             last: JetStreamError
             if answer.status == 503:
                 refused += 1
-                last = TopologyError(f"no stream takes {call.subject}")
+                last = NoLeader(f"no server takes {call.subject} for its stream")
                 if unknown:
                     last = PublishUnknown(f"the stream of {call.subject} went away while a message was on its way")
                 elif refused >= 3 and await self._no_stream(call.subject):
-                    raise last
+                    raise TopologyError(f"no stream takes {call.subject}")
             else:
                 reply = _pub_reply.decode(answer.data)
                 if reply.error is None:
@@ -275,7 +276,8 @@ class Mux:
             )
         except JetStreamError:
             return False
-        return not msgspec.json.decode(names.data).get("total", 0)
+        told = msgspec.json.decode(names.data)
+        return "error" not in told and not told.get("total", 0)  # servers that elect their leader answer with an error
 
 
 def _untraced(headers: dict[str, str]) -> dict[str, str]:

@@ -109,21 +109,25 @@ def lapsed(scene: Scene) -> list[str]:
     return [line for line in lines if "lease.lapsed" in line and "snapshots." not in line]
 
 
-async def test_the_death_of_the_servers_that_lead_loses_and_repeats_nothing(cluster: NatsCluster, scene: Scene) -> None:
-    """One leads the leases of everybody; the other streams and JetStream itself may be led by it or by another.
+@pytest.mark.parametrize("stream", ["KV_hr_members", "HR_REQ"])
+async def test_the_death_of_the_servers_that_lead_loses_and_repeats_and_refuses_nothing(
+    cluster: NatsCluster, scene: Scene, stream: str
+) -> None:
+    """One leads the leases of everybody, one the new requests; the other streams may be led by it or by another.
 
-    Nobody's lease lapses meanwhile, so that streams go on during the election.
+    Nobody's lease lapses meanwhile, so that streams go on during the election, and new requests wait for it.
     """
     await started_with_copies(scene)
     before = lapsed(scene)
     load = Load(scene, tokens=300)
     await load.began()
-    server = cluster.named(await cluster.leader("KV_hr_members"))
+    server = cluster.named(await cluster.leader(stream))
     server.kill()
     await asyncio.sleep(10)
     await server.start_async(timeout_s=START_S)
     await load.end()
     assert lapsed(scene) == before
+    assert load.refused == 0
     await until_copies(scene.connection, Topology(NAMES), SIZE)
 
 

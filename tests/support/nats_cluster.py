@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import urllib.request
 from pathlib import Path
@@ -20,8 +21,7 @@ from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.proxy import NetworkProxy
 from headrace.up.frontend_probe import choose_port
 
-HOST = "127.0.0.1"
-NOBODY, NOWHERE = f"{HOST}:1", f"{HOST}:2"
+NOBODY, NOWHERE = "127.0.0.1:1", "127.0.0.1:2"
 START_S = 60.0
 LAME_DUCK_S = 60.0
 SIZE = 3
@@ -36,6 +36,9 @@ class NatsCluster:
         self._settings = settings
         self._links: list[NetworkProxy] = []
         self.servers: list[EmbeddedServer] = []
+        # An address of its own: while a server is down nobody else is given its ports there, as connections to and from
+        # 127.0.0.1 would be.
+        self.host = "127." + ".".join(str(random.randint(2, 254)) for _ in range(3))
 
     async def __aenter__(self) -> Self:
         await self.start_async()
@@ -45,12 +48,13 @@ class NatsCluster:
         await self.stop_async()
 
     async def start_async(self) -> None:
-        ports = [choose_port(HOST, 0) for _ in range(SIZE)]
-        self._links = [await NetworkProxy(HOST, ports[0]).__aenter__()]
+        host = self.host
+        ports = [choose_port(host, 0) for _ in range(SIZE)]
+        self._links = [await NetworkProxy(host, ports[0]).__aenter__()]
         first = self._links[0].url.removeprefix("nats://")
-        second, third = (f"{HOST}:{port}" for port in ports[1:])
+        second, third = (f"{host}:{port}" for port in ports[1:])
         # All three list three, because each counts its own list to know how many there will be.
-        own = f"{HOST}:{ports[0]}"
+        own = f"{host}:{ports[0]}"
         routes = [
             (first, [own, NOBODY, NOWHERE]),
             (NOBODY, [first, second, NOWHERE]),
@@ -59,8 +63,14 @@ class NatsCluster:
         self.servers = [
             EmbeddedServer(
                 self.folder / f"n{n}",
-                ServerSettings(extra=_extra(n, ports[n - 1], advertise, others), processors=1, **self._settings),
-                port=choose_port(HOST, 0),
+                ServerSettings(
+                    host=host,
+                    monitoring_host=host,
+                    extra=_extra(n, f"{host}:{ports[n - 1]}", advertise, others),
+                    processors=1,
+                    **self._settings,
+                ),
+                port=choose_port(host, 0),
             )
             for n, (advertise, others) in enumerate(routes, 1)
         ]
@@ -114,7 +124,7 @@ class NatsCluster:
         await server.start_async(timeout_s=START_S)
 
 
-def _extra(n: int, port: int, advertise: str, routes: list[str]) -> str:
+def _extra(n: int, listen: str, advertise: str, routes: list[str]) -> str:
     lines = [
         f"server_name: n{n}",
         "lame_duck_duration: 30s",  # the shortest that there is; the rest of it is used by clients that are closed one by one
@@ -122,7 +132,7 @@ def _extra(n: int, port: int, advertise: str, routes: list[str]) -> str:
         'write_deadline: "1s"',  # while a route is stuck in a partition, the server that writes to it handles nothing else
         "cluster {",
         "  name: headrace",
-        f'  listen: "{HOST}:{port}"',
+        f'  listen: "{listen}"',
         f'  advertise: "{advertise}"',
         f"  routes: {json.dumps([f'nats-route://{route}' for route in routes])}",
         "  connect_retries: 1000000",

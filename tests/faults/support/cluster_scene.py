@@ -34,7 +34,9 @@ class AtCluster(Hurt):
     """Its processes know all servers of a cluster, which is there before and after them."""
 
     def __init__(self, folder: Path, cluster: NatsCluster) -> None:
-        super().__init__(folder, SHAPE, {}, _Ready(cluster), {})  # type: ignore[arg-type]
+        # On a busy machine elections take longer than the default, and tests are to see that requests wait for them at all.
+        environment = {"HEADRACE_FRONTEND_BROKER_WAIT_S": "60"}
+        super().__init__(folder, SHAPE, environment, _Ready(cluster), {})  # type: ignore[arg-type]
         self.cluster = cluster
 
     async def _link(self, process: Process) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from benchmarks.planning.__main__ import SLOW, Arena, turns
 from benchmarks.planning.clairvoyant import Clairvoyant
 from benchmarks.planning.dynamo_rules import PublishedRules
-from benchmarks.planning.traffic import rates, stretched, waves
+from benchmarks.planning.traffic import rates, read, stretched, waves
 from headrace.planner.capacity import Targets
 from headrace.planner.observation import RequestSight
 from headrace.planner.replay.engines import Request
@@ -33,11 +34,26 @@ def throughput(some: PublishedRules, *, arrived: int, workers: int = 1) -> int:
 def test_a_stretched_trace_has_its_rates_for_longer(tmp_path: Path) -> None:
     lines = [f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}.0000000,100,{10 + i % 7}" for i in range(600)]
     (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
-    found = stretched(tmp_path / "t.csv", minutes=5.0, factor=12, moved_s=2.0)
+    trace = read(tmp_path / "t.csv")
+    found = stretched(trace, minutes=(0.0, 5.0), factor=12, moved_s=2.0)
     assert len(found) == 300 * 12
     assert 3550 < found[-1].at < 3650
     middle = rates(found, 60.0)[5:50]
     assert 0.8 < min(middle) <= max(middle) < 1.2
+    later = stretched(trace, minutes=(5.0, 8.0), factor=2, moved_s=0.0)
+    assert [one.output for one in later[::2]] == [one.output for one in trace[300:480]], "no request of the part before"
+
+
+def test_of_a_trace_with_prefixes_only_what_no_earlier_prompt_began_with_is_to_be_computed(tmp_path: Path) -> None:
+    blocks = [[1, 2, 3], [1, 2, 9], [7, 2], [1, 2, 3]]
+    lines = [
+        json.dumps({"timestamp": 1000 * n, "input_length": 512 * len(ids) - 12, "output_length": 5, "hash_ids": ids})
+        for n, ids in enumerate(blocks)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    found = read(tmp_path / "t.jsonl")
+    assert [one.at for one in found] == [0.0, 1.0, 2.0, 3.0]
+    assert [(one.prompt, one.uncached) for one in found] == [(1524, 1524), (1524, 500), (1012, 1012), (1524, 1)]
 
 
 def test_a_turn_is_up_down_and_up_within_the_time() -> None:

@@ -23,6 +23,7 @@ TEXT = (FOLDER / "compose.yaml").read_text()
 COMPOSE: Any = yaml.safe_load(TEXT)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 PARTS = [name for name in SERVICES if name != "nats"]
+CONFIGURATIONS = [FOLDER / "nats-server.conf", ROOT / "deploy" / "systemd" / "nats-server.conf"]
 GIVEN = {"HEADRACE_API_KEY": "of-the-test", "HEADRACE_TAG": "1"}
 
 
@@ -88,10 +89,15 @@ def test_no_secret_is_in_the_file_and_the_key_must_be_given() -> None:
     assert ignored.returncode == 0
 
 
-@pytest.mark.parametrize("config", [FOLDER / "nats-server.conf", ROOT / "deploy" / "systemd" / "nats-server.conf"], ids=str)
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=str)
 def test_nats_server_takes_its_configuration_with_room_for_streams_in_memory(config: Path) -> None:
     program = shutil.which("nats-server", path=str(Path(sys.executable).parent))
     assert program is not None
     done = subprocess.run([program, "-t", "-c", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"max_memory_store: [1-9]", config.read_text())
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=str)
+def test_a_client_that_takes_nothing_does_not_hold_up_the_server_for_long(config: Path) -> None:
+    assert "write_deadline: 1s" in config.read_text().splitlines()
