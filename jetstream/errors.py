@@ -14,7 +14,7 @@ HeadraceError                      root of the whole project
     │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
     │   ├── DiskFull               the server has no room left
     │   ├── PayloadTooLarge        over the server's max_payload
-    │   ├── NoLeader               the stream is there and nobody leads it, as during an election; nothing stored
+    │   ├── NoLeader               the stream is there without a leader, as during an election; nothing stored
     │   └── PublishUnknown         no answer in time: may be stored or not; retry with the same id
     ├── NoResponder                no subscriber on the subject of a request
     ├── RequestTimeout             a request was not answered in time

@@ -32,7 +32,7 @@ class Submitter:
         *,
         wait: BrokerWait,
     ) -> None:
-        """`health` is told of each success, and of each failure of the broker. `wait` holds what nobody takes yet."""
+        """`health` is told of each success, and of each failure of the broker. `wait` holds what cannot be stored yet."""
         self._messaging = messaging
         self._subjects = subjects
         self._settings = settings
@@ -43,7 +43,7 @@ class Submitter:
     async def publish(self, job: Job, body: bytes, *, judge: str, resume: Resume | None = None) -> PubAck:
         """Store a request of the ingress `judge` in its pool's queue. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
 
-        While nobody leads its stream, or no ack comes, it is held and sent again, at most for the time of `wait`.
+        While its stream has no leader, or no ack comes, it is held and sent again, at most for the time of `wait`.
         One that resumes is stored as a moved one: its attempt is above 1, so that a worker claims it and learns where it is.
         """
         attempt = 1 if resume is None else resume.generation * GENERATION

@@ -1,4 +1,4 @@
-"""A request that nobody takes at the moment is sent again under the same id, and refused only when its time is over."""
+"""A request that cannot be stored at the moment is sent again under the same id, and refused only when its time is over."""
 
 from __future__ import annotations
 
