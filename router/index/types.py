@@ -140,6 +140,9 @@ class CacheView(Protocol):
     def stale(self) -> Collection[str]:
         """Return the tracked requests whose overlaps may have changed since. Do not keep it over a refresh."""
 
+    def lookup(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
+        """Return the overlaps of a chain as of now, predictions included, with every block compared. Nothing of it is kept."""
+
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
         """Return the overlap with every block compared, predictions included, for the decision that is about to be made."""
 

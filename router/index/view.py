@@ -134,6 +134,10 @@ class Caches:
     def stale(self) -> Collection[str]:
         return self._chains.stale()
 
+    def lookup(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
+        """Return the overlaps of a chain as of now, of which nothing is kept."""
+        return self.index.match_exact(chain) if len(chain) else {}
+
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
         """Return the overlap of a worker with every block compared. Raises UnknownWorker."""
         return self.index.match_worker(worker, chain)

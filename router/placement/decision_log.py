@@ -31,8 +31,8 @@ class DecisionSnapshot:
     names: tuple[str, ...]
     reasons: tuple[str, ...]  # why a worker may not take it
     overlaps: Mapping[str, Overlap]
-    uncached: Floats
-    work: Floats
+    uncached: Floats | Sequence[float]
+    work: Floats | Sequence[float]
     workers: WorkerView
     ways: tuple[Floats, Bools] | None = None  # where prompts may be computed elsewhere: least costs, and room
 
@@ -40,7 +40,7 @@ class DecisionSnapshot:
         """List the workers with their costs, cheapest first."""
         found = []
         workers = self.workers
-        cost = workers.wait_s + self.work * workers.token_s + workers.step_s
+        cost = workers.wait_s + np.asarray(self.work) * workers.token_s + workers.step_s
         room = workers.room
         if self.ways is not None:
             cost, room = np.where(np.isfinite(self.ways[0]), self.ways[0], cost), self.ways[1]

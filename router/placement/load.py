@@ -188,9 +188,17 @@ class WorkerLoad:
 
     def takes_one_more(self, spare: int, ahead_s: float) -> bool:
         """Return whether slots allow one more request."""
-        if self.info.draining or self.full_s is not None or self.on_trial:
+        info, report = self.info, self.report
+        if info.draining or self.full_s is not None:
             return False
-        return self.slots_left(spare + self.ending_within(ahead_s)) > 0
+        if ((report is not None and not report.slots) or self.kept_on_trial or self._limited) and self.on_trial:
+            return False
+        if not info.slots:
+            return True
+        left = info.slots + spare - len(self.entries) + self._yielding  # as `slots_left` counts: this is asked all the time
+        if report is not None:
+            left += report.yielding - report.running
+        return left > 0 or left + self.ending_within(ahead_s) > 0
 
     def takes_batch(self, reserve: float) -> bool:
         """Return whether one more batch request leaves this part of the slots free."""

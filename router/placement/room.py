@@ -73,9 +73,12 @@ class Room:
                 soonest_s = min(soonest_s, now_s + over / load.speed.prefill_tokens_per_s)
         return soonest_s
 
-    def congestion(self, routers: int, *, batch: bool) -> float:
-        """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache."""
-        others = 0 if batch else max(len(self._queue.interactive) * routers - 1, 0)
+    def congestion(self, routers: int, *, batch: bool, coming: int = 0) -> float:
+        """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache.
+
+        `coming`: requests that are to be counted with those that wait.
+        """
+        others = 0 if batch else max((len(self._queue.interactive) + coming) * routers - 1, 0)
         return self._settings.thrift + self._settings.congestion * others / len(self._loads.ordered)
 
     def _takes_next(self, load: WorkerLoad, now_s: float) -> bool:

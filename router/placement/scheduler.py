@@ -25,6 +25,7 @@ from headrace.router.placement.fleets.chooser import FleetChooser
 from headrace.router.placement.fleets.grid import FleetGrid
 from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.lone_requests import LoneRequests
 from headrace.router.placement.placements import local_plan, make_placement
 from headrace.router.placement.policies import Pick, make_policy
 from headrace.router.placement.room import Room
@@ -73,6 +74,7 @@ class Scheduler:
         self._policy = make_policy(settings, self._rng, self._fleets, self._first_tokens.promises)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
+        self._lone = LoneRequests(settings, view, self._loads, self._queue, self._workers, self._room, self._log)
         self._more = False  # the last call of `decide` has left something
 
     # Workers.
@@ -168,7 +170,7 @@ class Scheduler:
             pool=self._workers.pool_speed(len(self.routers), now_s),
             now_s=now_s,
             service_s=uncached / self._workers.prefill_tokens_per_s,
-            crowded=self._crowded(request.tenant),
+            crowded=self.several_tenants or self._queue.interactive.backlog.has_others(request.tenant),
         )
         if shed is not None:
             self._drop_request(request.id)
@@ -187,10 +189,6 @@ class Scheduler:
         A request that does not wait, or was never thought suspect, is ignored.
         """
         self._suspects.assess(request_id, limit, crashes)
-
-    def _crowded(self, tenant: str) -> bool:
-        """Return whether limits of this tenant protect another one."""
-        return self.several_tenants or any(name != tenant for _, name in self._queue.interactive.counts())
 
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
         """Drop these requests. Return those that were waiting."""
@@ -230,6 +228,15 @@ class Scheduler:
         self._suspects.remove(request_id)
 
     # Decisions.
+
+    def place_now(self, request: Waiting, now_s: float) -> Placement | None:
+        """Place a request that has just come, or return None, and it is to be offered. For what finds nothing waiting."""
+        if self._window.rows or self.disagg.known or self._fleets.several:
+            return None
+        placement = self._lone.place(request, self.routers, self._backoff, now_s)
+        if placement is not None:
+            self._presence.see(now_s)
+        return placement
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decide what can be decided now, in a large pool a part of it. Call it after any change, and at `next_wake_s`."""

@@ -26,6 +26,7 @@ class WorkerColumns(Generic[L]):
         """`make(info, column, speed)` makes the load of a new worker."""
         self._make = make
         self._by_name: dict[str, L] = {}
+        self.get: Callable[[str], L | None] = self._by_name.get  # the worker of a name
         self.ordered: list[L] = []
 
     def __len__(self) -> int:
@@ -33,9 +34,6 @@ class WorkerColumns(Generic[L]):
 
     def __iter__(self) -> Iterator[L]:
         return iter(self.ordered)
-
-    def get(self, worker: str) -> L | None:
-        return self._by_name.get(worker)
 
     def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
         """Add or update a worker. Return whether the columns have changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from headrace.router.placement.types import Shed
+from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
 from headrace.router.session.held_request import HeldRequest, RequestState
 from headrace.router.session.placer import Placer
@@ -66,6 +66,18 @@ class Dispatcher:
         """Stop waiting for placements and refusals on their way."""
         self._placer.abandon()
         self._refuser.abandon()
+
+    def place_now(self, held: HeldRequest, request: Waiting) -> bool:
+        """Place a request that has just come, if nothing waits, without the next round. Return whether that was done."""
+        if self._placer.in_flight >= self._options.max_placing or not self._window.claims_valid:
+            return False
+        began = time.perf_counter()
+        placement = self._scheduler.place_now(request, self._loop.time())
+        if placement is None:
+            return False
+        metrics.DECISION_S.observe(time.perf_counter() - began)
+        self._placer.place(held, placement)
+        return True
 
     def dispatch(self) -> None:
         """Carry out what the scheduler decides now.

@@ -6,6 +6,7 @@ The server serves routers (priority 0) before workers that place on themselves (
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -38,8 +39,15 @@ class Intake:
     """Receives requests while `run` runs."""
 
     def __init__(
-        self, deps: RouterDeps, state: RouterState, credit: RequestCredit, refuser: Refuser, assessor: Assessor
+        self,
+        deps: RouterDeps,
+        state: RouterState,
+        credit: RequestCredit,
+        refuser: Refuser,
+        assessor: Assessor,
+        place_now: Callable[[HeldRequest, Waiting], bool] = lambda _held, _request: False,
     ) -> None:
+        """`place_now` is asked first, and says whether it has placed the request."""
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
@@ -53,6 +61,7 @@ class Intake:
         self._credit = credit
         self._refuser = refuser
         self._assessor = assessor
+        self._place_now = place_now
         self._pulls: list[PullLoop] = []
         self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=deps.pool, kind="request", wall=deps.wall)
         self._loop = asyncio.get_running_loop()
@@ -80,11 +89,12 @@ class Intake:
             await pull.stop()
 
     def _on_delivery(self, delivery: Delivery, request_class: RequestClass) -> None:
-        if (old := self._window.displaced(delivery, request_class)) is not None:
-            self._forget_displaced(old)
-        if self._window.redelivered(delivery, request_class):
-            self._credit.balance()
-            return
+        if self._window.knows(delivery, request_class):
+            if (old := self._window.displaced(delivery, request_class)) is not None:
+                self._forget_displaced(old)
+            if self._window.redelivered(delivery, request_class):
+                self._credit.balance()
+                return
         if not self._permission.granted:
             delivery.nak()
             return
@@ -143,37 +153,37 @@ class Intake:
         head = held.head
         now, wall = self._loop.time(), self._wall()
         suspect = limit_by_header(held.history) > 0
-        shed = self._scheduler.offer(
-            Waiting(
-                id=head.id,
-                key=held,
-                name=head.name,
-                attempt=held.attempt,
-                tokens=head.tokens,
-                max_tokens=head.max_tokens,
-                choices=head.choices,
-                chain=chain,
-                block_size=head.block_size,
-                request_class=held.request_class,
-                tenant=head.tenant,
-                priority=head.priority,
-                arrived_s=now - max(0.0, wall - head.created) if head.created else now,
-                entered_s=now,
-                deadline_s=now + head.deadline - wall,
-                adapter=head.adapter,
-                session=head.session,
-                affinity=head.affinity,
-                worker=head.worker,
-                ttft_target_s=head.ttft_target_s,
-                itl_target_s=head.itl_target_s,
-                agent_priority=head.agent_priority,
-                failures=len(held.history),
-                require=frozenset(head.require),
-                prefer=head.prefer,
-                suspect=suspect,
-            ),
-            now,
+        request = Waiting(
+            id=head.id,
+            key=held,
+            name=head.name,
+            attempt=held.attempt,
+            tokens=head.tokens,
+            max_tokens=head.max_tokens,
+            choices=head.choices,
+            chain=chain,
+            block_size=head.block_size,
+            request_class=held.request_class,
+            tenant=head.tenant,
+            priority=head.priority,
+            arrived_s=now - max(0.0, wall - head.created) if head.created else now,
+            entered_s=now,
+            deadline_s=now + head.deadline - wall,
+            adapter=head.adapter,
+            session=head.session,
+            affinity=head.affinity,
+            worker=head.worker,
+            ttft_target_s=head.ttft_target_s,
+            itl_target_s=head.itl_target_s,
+            agent_priority=head.agent_priority,
+            failures=len(held.history),
+            require=frozenset(head.require),
+            prefer=head.prefer,
+            suspect=suspect,
         )
+        if self._place_now(held, request):
+            return
+        shed = self._scheduler.offer(request, now)
         if isinstance(shed, Shed):
             self._refuser.refuse(held, fault_of(shed))
             return

@@ -27,6 +27,9 @@ class SchedulingPort(Protocol):
 
     def on_report(self, report: LoadReport, now_s: float) -> None: ...
     def on_event(self, event: JobEvent, now_s: float) -> None: ...
+    def place_now(self, request: Waiting, now_s: float) -> Placement | None:
+        """Place a request that has just come, if nothing waits and nothing speaks against it; None: offer it."""
+
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
         """Take a request into the window, or shed it at once."""
 

@@ -22,7 +22,7 @@ class RequestRelease:
             if how:
                 metrics.DROPPED.labels(how).inc()
             held.delivery.ack()
-            self._credit.balance()
+            self._credit.freed(held.request_class)
 
     def drop(self, held: HeldRequest, how: str) -> None:
         """Cancel a request that has no reader any more, and acknowledge it."""

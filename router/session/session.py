@@ -97,7 +97,8 @@ class RouterSession:
         outcomes = PlacementOutcomes(state, self._release, refuser, Announcer(deps), accuracy, record)
         placer = Placer(deps, self._tasks, outcomes)
         self._dispatcher = Dispatcher(deps.options, state, placer, refuser, self._release, SuspectWaits(deps.pool))
-        self._intake = Intake(deps, state, self._credit, refuser, Assessor(deps, self._tasks, state))
+        assessor = Assessor(deps, self._tasks, state)
+        self._intake = Intake(deps, state, self._credit, refuser, assessor, self._dispatcher.place_now)
         self._inbox = RouterInbox(deps, state, self._roster, accuracy, self._release)
         self._timers = RouterTimers(
             deps,

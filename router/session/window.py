@@ -48,6 +48,10 @@ class RequestWindow:
         """Return the held request of this id. There is at most one at a time."""
         return self._by_id.get(request_id)
 
+    def knows(self, delivery: Delivery, request_class: RequestClass) -> bool:
+        """Return whether a request is held under this sequence."""
+        return (request_class in MOVED_CLASSES, delivery.stream_seq) in self._by_key
+
     def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
         """Return the request held under this sequence if it is of another message: the stream was deleted and made again."""
         held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))

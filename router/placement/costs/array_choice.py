@@ -15,7 +15,7 @@ from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.costs.scalar_choice import DEADLINE_MARGIN_S, OUT_OF_TURN_S, PRIORITY_S, ScalarChoice
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting
-from headrace.router.placement.worker_view import WorkerView
+from headrace.router.placement.worker_view import Floats, Ints, WorkerView
 
 
 def applies(workers: WorkerView, settings: SchedulerSettings) -> bool:
@@ -38,19 +38,24 @@ def choose(
     rows = window.numbers(group)
     every = np.arange(len(rows))
     blocks, eligible = window.blocks[rows], window.eligible[rows]
-    service = window.work[rows]
+    service, cost = window.spare(len(rows))
+    np.take(window.work, rows, axis=0, out=service, mode="clip")  # which needs no copy of `out`; no row is beyond the end
     service *= workers.token_s
     service += workers.step_s
-    cost = service * (1.0 + congestion)
+    np.multiply(service, 1.0 + congestion, out=cost)
     cost += workers.wait_s
-    if not eligible.all():
+    anywhere = bool(eligible.all())
+    if not anywhere:
         cost[~eligible] = np.inf
-    taste = workers.unevenness[roomy] - 1.0 + workers.disturbed[roomy]
-    free = eligible[:, roomy] & (blocks[:, None] <= workers.blocks_free[roomy])
-    choice = np.where(free, cost[:, roomy] + service[:, roomy] * taste, np.inf)
+    best = cost.argmin(axis=1)
+    choice = _preferences(cost, service, roomy, workers)
+    fits = bool(blocks.max() <= workers.blocks_free[roomy].min())
+    if not (anywhere and fits):  # seldom, and each look at all pairs counts
+        free = eligible[:, roomy] & (blocks[:, None] <= workers.blocks_free[roomy])
+        choice[~free] = np.inf
     mine = choice.argmin(axis=1)
     possible = np.isfinite(choice[every, mine])
-    column, best = roomy[mine], cost.argmin(axis=1)
+    column = roomy[mine]
     here = cost[every, column]
     age = now_s - window.arrived[rows]
     aged = (age > settings.max_wait_s) | (window.deadline[rows] - now_s < here + DEADLINE_MARGIN_S)
@@ -66,3 +71,14 @@ def choose(
     score[~possible] = np.inf
     at = int(score.argmin())
     return ScalarChoice(at, int(column[at]), float(here[at]), bool(aged[at]), passed_up)
+
+
+def _preferences(cost: Floats, service: Floats, roomy: Ints, workers: WorkerView) -> Floats:
+    """Return what is compared of the workers with room, a column for each. `service` may be lost by it."""
+    if len(roomy) == cost.shape[1]:  # then nothing has to be copied
+        preferred = service
+    else:
+        preferred, cost = service[:, roomy], cost[:, roomy]
+    preferred *= workers.unevenness[roomy] - 1.0 + workers.disturbed[roomy]
+    preferred += cost
+    return preferred

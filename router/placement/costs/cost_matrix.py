@@ -43,6 +43,11 @@ def uncached_tokens(request: Waiting, overlap: Overlap, tiers: Mapping[Tier, flo
     return max(request.tokens - saved * request.block_size, 1.0)
 
 
+def blocks_needed(request: Waiting) -> float:
+    """Return the KV blocks that a request will need beside those that are cached, about."""
+    return (request.tokens + min(request.max_tokens, 256)) / request.block_size if request.block_size else 0.0
+
+
 class CostMatrix:
     """Rows of waiting requests. `loads` gives the columns, `prefill` those of `remote`."""
 
@@ -60,6 +65,7 @@ class CostMatrix:
         self.deadline: Floats = np.zeros(0)
         self.priority: Floats = np.zeros(0)
         self.blocks: Floats = np.zeros(0)
+        self._spare: Floats = np.zeros((2, 0, 0))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,9 +87,7 @@ class CostMatrix:
         self.arrived[n] = request.arrived_s
         self.deadline[n] = request.deadline_s
         self.priority[n] = request.priority
-        if request.block_size:
-            row.blocks = (request.tokens + min(request.max_tokens, 256)) / request.block_size
-        self.blocks[n] = row.blocks
+        self.blocks[n] = row.blocks = blocks_needed(request)
         self._fill(row, now_s)
         return row
 
@@ -133,6 +137,12 @@ class CostMatrix:
     def numbers(self, requests: Sequence[Waiting]) -> Ints:
         rows = self.rows
         return np.fromiter((rows[request.id].number for request in requests), dtype=np.intp, count=len(requests))
+
+    def spare(self, rows: int) -> Floats:
+        """Return two arrays of so many rows to compute in, until the next call. New ones cost more than to fill them."""
+        if self._spare.shape[1] < rows or self._spare.shape[2] != self.width:
+            self._spare = np.empty((2, rows, self.width))
+        return self._spare[:, :rows]
 
     # Parts.
 

@@ -25,7 +25,7 @@ from math import inf, isfinite
 from headrace.router.placement.backlog import Backlog
 from headrace.router.placement.expiry_heap import ExpiryHeap
 from headrace.router.placement.fairness.queues import Lane, QueueEntry
-from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.router.placement.fairness.settings import FairClass, FairnessSettings
 from headrace.router.placement.fairness.virtual_tokens import Tenant, VirtualTokenCounters
 from headrace.router.placement.types import Waiting
 
@@ -60,6 +60,7 @@ class FairQueue:
         self._last_class = max(settings.classes, key=lambda one: one.rank)
         ranks = sorted({one.rank for one in settings.classes})
         self._lanes = {rank: Lane() for rank in ranks}
+        self._upto = {rank: tuple(one.name for one in settings.classes if one.rank <= rank) for rank in ranks}
         first = {one.rank for one in settings.classes if one.always_first}
         self._first_lanes = [self._lanes[rank] for rank in ranks if rank in first]
         self._other_lanes = [self._lanes[rank] for rank in ranks if rank not in first]
@@ -104,7 +105,8 @@ class FairQueue:
 
     def add(self, request: Waiting, *, tokens: float | None = None) -> None:
         """Add a request, in place of one of the same id. `tokens`: uncached ones, by default all."""
-        self.remove(request.id)
+        if request.id in self._entries:
+            self.remove(request.id)
         fair_class = self._classes.get(request.request_class)
         if fair_class is None:
             if request.request_class in self.unknown_classes or len(self.unknown_classes) < UNKNOWN_CLASSES:
@@ -230,7 +232,8 @@ class FairQueue:
         self._aged_offered = _NO_REQUESTS
         left = limit
         for lane in self._first_lanes:
-            left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
+            if lane.queues:
+                left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
         if self._aged.order and self._balance >= 0.0 and left > 0:
             # Only the longest waiting one of each tenant, so that none is passed over again and again.
             eligible, _ = self._aged.split(most, left)
@@ -239,10 +242,12 @@ class FairQueue:
                 self._aged_offered = frozenset(request.id for request in group)
                 groups.append(ClassGroup(group))
                 left -= len(group)
-        splits = [lane.split(most, max(left, 0) + len(self._aged_offered)) for lane in self._other_lanes]
+        offered = max(left, 0) + len(self._aged_offered)
+        splits = [(lane, lane.split(most, offered)) for lane in self._other_lanes if lane.queues]
         for over_share in (False, True):
-            for lane, split in zip(self._other_lanes, splits, strict=True):
-                left -= self._add(groups, lane, split[over_share], left, over_share=over_share)
+            for lane, split in splits:
+                if split[over_share]:
+                    left -= self._add(groups, lane, split[over_share], left, over_share=over_share)
         return groups
 
     def _add(self, groups: list[ClassGroup], lane: Lane, tenants: list[Tenant], limit: int, *, over_share: bool = False) -> int:
@@ -266,7 +271,7 @@ class FairQueue:
     def ahead_at_most(self, request_class: str) -> float:
         """Bound `ahead` from above for a request of this class that came now. O(classes)."""
         rank = self._classes.get(request_class, self._last_class).rank
-        better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank <= rank)
+        better = self.backlog.tokens_of(self._upto[rank])
         return better + self._aged_part(better, rank)
 
     def ahead(self, request: Waiting) -> float:
@@ -276,7 +281,7 @@ class FairQueue:
         counters and weights. O(tenants waiting in the class).
         """
         rank = self._classes.get(request.request_class, self._last_class).rank
-        better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank < rank)
+        better = self.backlog.tokens_of(one.name for one in self._settings.classes if one.rank < rank)
         accounts = self.accounts
         sums: dict[str, float] = {}
         for one in self._settings.classes:
@@ -295,7 +300,7 @@ class FairQueue:
     def _aged_part(self, before: float, rank: int) -> float:
         if not self._aged.order:
             return 0.0
-        worse = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank > rank)
+        worse = self.backlog.tokens_of(one.name for one in self._settings.classes if one.rank > rank)
         share = self._settings.aged_share
         return min(worse, before * share / (1.0 - share))
 
@@ -309,14 +314,28 @@ class FairQueue:
         entry = self._entries[request_id]
         aged = request_id in self._aged_offered
         self.remove(request_id)
+        request = entry.request
+        self._charge(request, self.accounts.tenant(request.tenant), self._classes[entry.class_name], uncached, aged=aged)
+        return request
+
+    def _charge(self, request: Waiting, tenant: Tenant, fair_class: FairClass, uncached: float, *, aged: bool) -> None:
         self._groups = None
-        request, tenant = entry.request, self.accounts.tenant(entry.request.tenant)
         most = float(request.max_tokens * max(request.choices, 1)) if request.max_tokens > 0 else inf
-        tokens = self.charged = self.accounts.place(request_id, tenant, entry.class_name, uncached=uncached, most_output=most)
-        if not self._classes[entry.class_name].always_first:
+        tokens = self.charged = self.accounts.place(request.id, tenant, fair_class.name, uncached=uncached, most_output=most)
+        if not fair_class.always_first:
             share = self._settings.aged_share
             self._balance = self._balance - (1.0 - share) * tokens if aged else min(self._balance + share * tokens, 0.0)
-        return request
+
+    def is_fresh(self, request: Waiting, now_s: float) -> bool:
+        """Return whether a request is of a known class and has not aged yet, as it comes."""
+        known = self._classes.get(request.request_class)
+        return known is not None and now_s < request.arrived_s + known.ageing_s < inf
+
+    def pass_by(self, request: Waiting, *, uncached: float) -> None:
+        """Charge a fresh request that is placed as it comes, while nothing waits, as `add` and `place` would."""
+        tenant = self.accounts.tenant(request.tenant)
+        self.accounts.visit(tenant)
+        self._charge(request, tenant, self._classes[request.request_class], uncached, aged=False)
 
     def unplace(self, request: Waiting, *, tokens: float | None = None) -> None:
         """Take back the charge of a placement that did not happen, and let the request wait again in its old place."""

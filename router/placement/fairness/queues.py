@@ -66,8 +66,11 @@ class Lane:
 
     def split(self, most: float, limit: int) -> tuple[list[Tenant], list[Tenant]]:
         """Split the first `limit` tenants: those with a counter of at most `most`, and the others."""
-        if not self.order:
+        rows = self.order.rows
+        if not rows:
             return [], []
+        if rows[-1][0] <= most:
+            return [row[2] for row in rows[: max(limit, 0)]], []
         first = list(islice(self.order, limit))
         cut = next((place for place, tenant in enumerate(first) if tenant.counter > most), len(first))
         return first[:cut], first[cut:]

@@ -55,37 +55,37 @@ class Tenant:
 class TenantOrder:
     """Keeps tenants by counter, smallest first. Adding and dropping cost a bisection and the shifting of a list of pointers."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("rows",)
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, int, Tenant]] = []
+        self.rows: list[tuple[float, int, Tenant]] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Tenant]:
-        return (row[2] for row in self._rows)
+        return (row[2] for row in self.rows)
 
     @property
     def least(self) -> float:
         """The smallest counter; there must be a tenant."""
-        return self._rows[0][0]
+        return self.rows[0][0]
 
     def enter(self, tenant: Tenant) -> None:
         tenant.orders.append(self)
-        insort(self._rows, (tenant.counter, tenant.number, tenant))
+        insort(self.rows, (tenant.counter, tenant.number, tenant))
 
     def leave(self, tenant: Tenant) -> None:
         tenant.orders.remove(self)
-        del self._rows[self._find(tenant)]
+        del self.rows[self._find(tenant)]
 
     def move(self, tenant: Tenant, counter: float) -> None:
         """Move a tenant to its place by this counter, which the tenant itself does not have yet."""
-        del self._rows[self._find(tenant)]
-        insort(self._rows, (counter, tenant.number, tenant))
+        del self.rows[self._find(tenant)]
+        insort(self.rows, (counter, tenant.number, tenant))
 
     def _find(self, tenant: Tenant) -> int:
-        return bisect_left(self._rows, (tenant.counter, tenant.number))  # shorter sorts before the row itself
+        return bisect_left(self.rows, (tenant.counter, tenant.number))  # shorter sorts before the row itself
 
 
 @dataclass(slots=True)
@@ -145,7 +145,8 @@ class VirtualTokenCounters:
     @property
     def floor(self) -> float:
         """The smallest counter of the active tenants, or its value when the last of them went idle."""
-        return self._active.least if self._active else self._floor
+        rows = self._active.rows
+        return rows[0][0] if rows else self._floor
 
     def weight(self, tenant: str) -> float:
         return self._weights.get(tenant, self._default_weight)
@@ -175,16 +176,18 @@ class VirtualTokenCounters:
 
     def activate(self, tenant: Tenant) -> None:
         """Make a tenant active, because a request of it begins to wait. Credit saved while it was idle is lost."""
-        height = self.floor
+        self._lift(tenant, self.floor)
+        self._tenants[tenant.name] = tenant  # it may have been forgotten since the caller looked
+        self._idle.pop(tenant.name, None)
+        self._active.enter(tenant)
+
+    def _lift(self, tenant: Tenant, height: float) -> None:
         if tenant.running:  # as far behind as it was before the charges since
             height -= max(self._slack, tenant.left_at - tenant.counter)
         if tenant.counter < height:
             tenant.gap = height - tenant.counter
             tenant.lifts += 1
             tenant.counter = height
-        self._tenants[tenant.name] = tenant  # it may have been forgotten since the caller looked
-        self._idle.pop(tenant.name, None)
-        self._active.enter(tenant)
 
     def deactivate(self, tenant: Tenant) -> None:
         """Make a tenant idle, because no request of it waits any more."""
@@ -194,6 +197,12 @@ class VirtualTokenCounters:
         self._idle[tenant.name] = tenant
         if len(self._idle) > self._most_idle:
             self._forget_one(tenant.name)
+
+    def visit(self, tenant: Tenant) -> None:
+        """Do what `activate` and then `deactivate` would do for an idle tenant, while no other is active."""
+        self._lift(tenant, self._floor)
+        self._floor = tenant.left_at = tenant.counter
+        self._idle.move_to_end(tenant.name)
 
     # Charging.
 

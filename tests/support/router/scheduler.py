@@ -40,6 +40,9 @@ class RandomScheduler:
         if event.kind in ("settled", "moved"):
             self.placed.pop((event.id, event.attempt), None)
 
+    def place_now(self, request: Waiting, now_s: float) -> Placement | None:
+        return None  # everything waits for `decide`
+
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
         if request.attempt == 1 and self.rng.random() < self.shed:
             return Shed(request=request, code="queue_full", message="no room", retry_after_s=1.0)

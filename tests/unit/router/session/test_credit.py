@@ -97,3 +97,23 @@ async def test_only_waiting_requests_are_given_back_together() -> None:
     RequestRelease(state, credit).give_back_waiting()
     assert (waiting.gone, placing.gone) == (True, False)
     assert scheduler.cancelled == ["a"]
+
+
+async def test_what_has_left_makes_room_for_as_many_of_its_class_and_no_more_than_the_bytes_allow() -> None:
+    state = router_state(Scheduler())
+    first, second = held(1, "r1"), held(2, "r2")  # 5 bytes each
+    state.window.add(first)
+    state.window.add(second)
+    credit, std, moved = pulling(state, window_bytes=11)
+    moved.credit = 0  # its own requests are on their way
+    std.credit = 0
+    release = RequestRelease(state, credit)
+    release.settle(first)
+    assert (std.credit, moved.credit) == (2, 0), "of its class, to the room that is left now"
+    state.window.add(held(3, "r3"))
+    state.window.add(held(4, "r4"))
+    release.settle(second)
+    assert std.credit == 2, "one waits more than before"
+    state.window.add(held(5, "r5"))
+    credit.freed("std")
+    assert (std.credit, moved.credit) == (0, 0), "the window has too many bytes"

@@ -217,6 +217,18 @@ def test_what_has_gone_leaves_no_fraction_of_a_token_behind() -> None:
     assert fair.backlog.tenants("std") == {}
 
 
+def test_the_backlog_tells_whether_other_tenants_wait() -> None:
+    backlog = queue().backlog
+    assert not backlog.has_others("a")
+    backlog.add("std", "a", requests=1, tokens=5)
+    assert (backlog.has_others("a"), backlog.has_others("b")) == (False, True)
+    backlog.add("hi", "b", requests=1, tokens=5)
+    assert backlog.has_others("a")
+    assert backlog.tokens_of(("std", "re", "hi")) == 10
+    backlog.add("hi", "b", requests=-1, tokens=-5)
+    assert not backlog.has_others("a")
+
+
 def test_what_has_gone_before_it_was_due_takes_no_room() -> None:
     class Item:
         waiting = True
