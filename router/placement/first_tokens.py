@@ -68,7 +68,7 @@ class Medians:
 
 
 class EngineNow(NamedTuple):
-    """What an engine is at when a prompt is placed on it."""
+    """Work of an engine at the moment when a prompt is placed on it."""
 
     running_s: float  # left of the step that runs
     before: float  # prompt tokens that no step has begun with
