@@ -1,0 +1,226 @@
+"""An engine over vLLM-Omni's `AsyncOmni`: one client for a row of stages, of which the first one's text is asked for.
+
+Sound and images of later stages are not asked for, since a row of an answer has no place for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import aclosing, suppress
+from typing import Any
+
+import structlog
+
+from headrace.workers.blocking import run_in_thread
+from headrace.workers.capability_check import refuse_undeclared
+from headrace.workers.engine import (
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    Fault,
+    KvBatch,
+    Load,
+    Output,
+    Pooled,
+    PoolItem,
+    Role,
+    Sequence,
+    Sink,
+)
+from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.omni.start import TEXT, StartedStages, start_stages
+from headrace.workers.omni.support import ABILITIES
+from headrace.workers.text.tokens import token_table
+from headrace.workers.vllm import convert
+from headrace.workers.vllm.core_death import CoreDeath
+from headrace.workers.vllm.settings import prepare_environment
+
+_log = structlog.get_logger()
+
+
+class OmniEngine:
+    """The stages of one model. Started once, stopped once."""
+
+    capabilities: Capabilities = ABILITIES
+
+    def __init__(self) -> None:
+        self._started: StartedStages | None = None
+        self._processes = ProcessTree(os.getpid())
+        self._death = CoreDeath(self._on_death)
+        self._runs: dict[str, Sequence] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sink: Sink | None = None
+        self._step: list[Output] = []
+
+    async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        if config.role is not Role.AGGREGATED:
+            raise UnsupportedByEngine(f"vLLM-Omni hands nothing over: it cannot be {config.role.value}")
+        prepare_environment(config, os.environ)
+        try:
+            self._started = await run_in_thread(lambda: start_stages(config), name="omni-start")
+        except BaseException:
+            await asyncio.to_thread(self._processes.kill)
+            raise
+        self._processes.remember()
+        self._sink = sink
+        self._token_bytes = token_table(self._started.info.tokenizer_dir).token_bytes
+        return self._started.info
+
+    async def submit(self, sequence: Sequence) -> None:
+        started = self._alive()
+        refuse_undeclared(self.capabilities, sequence)
+        left = started.info.context_length - len(sequence.token_ids)
+        if left < 1:
+            raise RequestInvalid(f"the prompt leaves no room in a context of {started.info.context_length}", param="prompt")
+        params = convert.to_sampling_params(sequence)
+        try:
+            _verify(params, started.omni)
+        except Exception as error:
+            raise self._death.translate(error) from error
+        self._runs[sequence.id] = sequence
+        task = asyncio.create_task(self._answer(started, sequence, params), name=f"omni-{sequence.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, started: StartedStages, sequence: Sequence, params: Any) -> None:
+        eos, first = frozenset(started.info.eos_token_ids), True
+        results = started.omni.generate(
+            convert.to_prompt(sequence),
+            sampling_params=params,
+            request_id=sequence.id,
+            output_modalities=[TEXT],
+        )
+        try:
+            async with aclosing(results):
+                async for result in results:
+                    if self._runs.get(sequence.id) is not sequence:
+                        return
+                    if result.error is not None:
+                        raise WorkerError(f"stage {result.stage_id}: {result.error}")
+                    if result.final_output_type != TEXT or not result.outputs:
+                        continue
+                    output = convert.to_output(sequence, result, first=first, eos=eos, token_bytes=self._token_bytes)
+                    first = False
+                    if output.finish or output.fault:
+                        del self._runs[sequence.id]
+                    self._give(output)
+        except Exception as error:
+            self._failed(sequence, error)
+
+    def _give(self, output: Output) -> None:
+        """Hand an output on together with the others of its step, which arrive in the same turn of the event loop."""
+        if any(given.id == output.id for given in self._step):
+            self._flush()
+        if not self._step:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._step.append(output)
+
+    def _flush(self) -> None:
+        step, self._step = self._step, []
+        if step and self._sink is not None:
+            self._sink(step)
+
+    def _failed(self, sequence: Sequence, error: BaseException) -> None:
+        translated = self._death.translate(error)
+        if self._runs.pop(sequence.id, None) is None or isinstance(translated, EngineDead):
+            return
+        code = "invalid_request" if isinstance(translated, RequestInvalid) else "engine_error"
+        self._give(Output(sequence.id, [], fault=Fault(code, str(translated), retriable=code == "engine_error")))
+
+    async def abort(self, ids: Seq[str]) -> None:
+        known = [one for one in ids if self._runs.pop(one, None) is not None]
+        self._step = [output for output in self._step if output.id not in known]
+        if known and self._started is not None:
+            with suppress(Exception):  # a dying engine aborts everything by itself
+                await self._started.omni.abort(known)
+
+    def load(self) -> Load:
+        info = self._started.info if self._started is not None else None
+        if info is None:
+            return Load()
+        used = sum(len(one.token_ids) // info.block_size + 1 for one in self._runs.values())
+        running = min(len(self._runs), info.slots)
+        return Load(
+            running=running,
+            waiting=len(self._runs) - running,
+            blocks_used=min(used, info.blocks),
+            blocks_total=info.blocks,
+        )
+
+    async def healthy(self) -> None:
+        started = self._alive()
+        try:
+            await started.omni.check_health()
+        except Exception as error:
+            raise self._death.translate(error) from error
+
+    async def died(self) -> str:
+        return await self._death.wait(lambda: self._started is not None and bool(self._started.omni.errored))
+
+    def blamed(self) -> frozenset[str]:
+        return frozenset()
+
+    # What vLLM-Omni has no interface for, or this adapter no use.
+
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
+        raise UnsupportedByEngine("vLLM-Omni's stages publish no cache events here")
+
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
+        raise UnsupportedByEngine("vLLM-Omni's stages publish no cache events here")
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Do nothing: there are no hand-overs."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Do nothing: there are no hand-overs."""
+
+    async def set_role(self, role: Role) -> None:
+        if role is not Role.AGGREGATED:
+            raise UnsupportedByEngine(f"vLLM-Omni hands nothing over: it cannot be {role.value}")
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        raise UnsupportedByEngine("vLLM-Omni makes no vectors here")
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise UnsupportedByEngine(f"the adapter for vLLM-Omni has no operation {op!r}")
+
+    async def stop(self, grace_s: float) -> None:
+        started, self._started = self._started, None
+        self._runs.clear()
+        if started is not None:
+            self._processes.remember()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s + 1):
+                    await asyncio.to_thread(started.omni.shutdown, grace_s)
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=grace_s)
+        left = await asyncio.to_thread(self._processes.kill)
+        if left:
+            _log.warning("engine.processes_killed", count=left)
+
+    def _alive(self) -> StartedStages:
+        if self._death.reason is not None:
+            raise EngineDead(self._death.reason)
+        if self._started is None:
+            raise EngineDead("the engine is not running")
+        if self._started.omni.errored:
+            self._death.declare()
+            raise EngineDead("vLLM-Omni's orchestrator is gone; its own log lines say why")
+        return self._started
+
+    def _on_death(self, reason: str) -> None:
+        _log.error("engine.died", reason=reason, sequences=len(self._runs))
+        self._runs.clear()
+
+
+def _verify(params: Any, omni: Any) -> None:
+    """Check sampling parameters as vLLM does, before the request is on its way. Raises vLLM's own exception."""
+    config = omni.vllm_config
+    tokenizer = omni.renderer.get_tokenizer()
+    params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
