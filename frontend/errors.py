@@ -259,29 +259,29 @@ def _overloaded(error: BaseException) -> FrontendError:
 
 
 def _refused(error: BaseException) -> FrontendError:
-    assert isinstance(error, broker.JobRefused)  # noqa: S101
+    assert isinstance(error, broker.JobRefused)  # noqa: S101  # the table keys on the class
     status = 503 if error.reason in UNAVAILABLE else 429
     param = "model" if error.reason == "no_worker" else None
     return Translated(error, status=status, code=error.reason, param=param, retry_after_s=error.retry_after_s)
 
 
 def _invalid(error: BaseException) -> FrontendError:
-    assert isinstance(error, broker.JobInvalid)  # noqa: S101
+    assert isinstance(error, broker.JobInvalid)  # noqa: S101  # the table keys on the class
     return Translated(error, status=400, code=error.code, param=error.param)
 
 
 def _invalid_file(error: BaseException) -> FrontendError:
-    assert isinstance(error, files.FileInvalid)  # noqa: S101
+    assert isinstance(error, files.FileInvalid)  # noqa: S101  # the table keys on the class
     return Translated(error, status=400, code="invalid_parameter", param=error.param)
 
 
 def _too_many_batches(error: BaseException) -> FrontendError:
-    assert isinstance(error, batches.BatchRateExceeded)  # noqa: S101
+    assert isinstance(error, batches.BatchRateExceeded)  # noqa: S101  # the table keys on the class
     return Translated(error, status=429, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
 
 
 def _over_limit(error: BaseException) -> FrontendError:
-    assert isinstance(error, broker.RequestOverLimit)  # noqa: S101
+    assert isinstance(error, broker.RequestOverLimit)  # noqa: S101  # the table keys on the class
     return Translated(error, status=400, code="parameter_too_large", param=error.param)
 
 

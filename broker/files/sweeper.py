@@ -38,7 +38,7 @@ class FileSweeper:
 
     async def run(self) -> None:
         """Sweep until cancelled. The first time is chosen at random, so that frontends take turns."""
-        await asyncio.sleep(SWEEP_S * random.random())  # noqa: S311
+        await asyncio.sleep(SWEEP_S * random.random())  # noqa: S311  # it spreads the load
         while True:
             try:
                 await self.sweep()

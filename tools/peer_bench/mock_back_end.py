@@ -15,7 +15,7 @@ import sys
 import uvloop
 
 MODEL = "sim"
-TOKEN = "word "  # noqa: S105
+TOKEN = "word "  # noqa: S105  # of an answer, no secret
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _STREAM = re.compile(rb'"stream": ?true')

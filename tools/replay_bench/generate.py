@@ -55,7 +55,7 @@ def one_shot(*, requests: int = 4000, rate: float = 4.0, seed: int = 0, tokens: 
 
     No policy can save work here: policies differ in balance and in the wait of long prompts.
     """
-    rng = random.Random(f"one-shot {seed}")  # noqa: S311
+    rng = random.Random(f"one-shot {seed}")  # noqa: S311  # a load, not a secret
     made = []
     at_s = 0.0
     for _ in range(requests):

@@ -81,7 +81,7 @@ def bodies(model: str, *, requests: int, words: int, tokens: int, seed: int) -> 
     """Return bodies with a prompt of its own each, so that no cache of whole prompts answers."""
     found = []
     for number in range(requests):
-        rng = random.Random(seed * 1_000_003 + number)  # noqa: S311
+        rng = random.Random(seed * 1_000_003 + number)  # noqa: S311  # a load, not a secret
         found.append(body(model, [rng.choice(WORDS) for _ in range(words)], tokens))
     return found
 
@@ -90,7 +90,7 @@ def trace_body(model: str, request: TraceRequest) -> bytes:
     """Return a prompt of about as many words as the request of the trace has tokens; equal blocks have equal words."""
     words: list[str] = []
     for block in request.chain:
-        rng = random.Random(block)  # noqa: S311
+        rng = random.Random(block)  # noqa: S311  # a load, not a secret
         words += [rng.choice(WORDS) for _ in range(BLOCK_TOKENS)]
     return body(model, words[: request.tokens], request.output)
 
@@ -105,7 +105,7 @@ def steady(rate: float, requests: int) -> list[float]:
 
 def poisson(rate: float, requests: int, seed: int) -> list[float]:
     """Return times of a Poisson process: what many clients that know nothing of each other make."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311  # a load, not a secret
     at_s, found = 0.0, []
     for _ in range(requests):
         found.append(at_s)

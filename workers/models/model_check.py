@@ -57,7 +57,7 @@ def check_hub_model(model: str, args: Mapping[str, Any], environ: Mapping[str, s
         f"{hub}/api/models/{name}", headers={"Authorization": f"Bearer {token}"} if token else {}
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # the same
             about = json.load(answer)
     except urllib.error.HTTPError as error:
         error.close()

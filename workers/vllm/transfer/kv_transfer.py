@@ -89,7 +89,7 @@ class VllmKvTransfer:
 
     def _prefill_params(self, sequence: Sequence) -> dict[str, Any]:
         asked = sequence.handover
-        assert self._transfer is not None and asked is not None  # noqa: PT018, S101
+        assert self._transfer is not None and asked is not None  # noqa: PT018, S101  # a hand-over was asked for
         if asked.params is None or not self._transfer.reads:
             return dict(transfer_params.ASK)
         return transfer_params.borrowed(asked.params, prompt_tokens=len(sequence.token_ids))
