@@ -1,6 +1,6 @@
 """Measures whether the speed of answers tells a tenant what others have asked, with caches of their own and with a shared one.
 
-One tenant asks a prompt, then another one asks either the same prompt or one that nobody has asked, in random order, and takes
+One tenant asks a prompt, then another one asks either the same prompt or one that is new, in random order, and takes
 the time to the first token. If both kinds of times come from one distribution (Kolmogorov-Smirnov), they say nothing. A shared
 cache is the control: there the same prompt must stand out.
 
@@ -27,7 +27,7 @@ KEY = "operator"  # a key that speaks for others, so the header names the tenant
 
 
 class Client:
-    """One connection to a frontend, over which both tenants ask, one after the other."""
+    """A connection to a frontend, over which tenants ask one after the other."""
 
     def __init__(self, port: int, model: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

