@@ -2,7 +2,7 @@
 
 Two deployments of the simulator with the `instant` timing run beside each other, and the client asks one after the other, in
 the order A B B A. One has neither; the other has what is asked for: keys in force, with every kind of quota of the client's key
-and of its tenant, or `--nats-login roles`. The median of the ratios of neighbouring rounds counts.
+and of its tenant, or logins at nats-server. The median of the ratios of neighbouring rounds counts.
 
     python -m benchmarks.keys_cost [--what keys|logins] [--rounds 12] [--streams 64] [--requests 1500] [--tokens 16]
     python -m benchmarks.keys_cost --what logins --starts 5      # how long a deployment takes to be ready, in turns
@@ -43,24 +43,28 @@ class Side:
         while "frontend" not in (parts := processes_of(deployment.data_dir, deployment.pid)):
             time.sleep(0.2)  # a part that has just been started may not have its command line yet
         self.frontend = parts["frontend"]
-        self.parts = [*parts.values(), deployment.pid]
+        self.parts = {**parts, "up": deployment.pid}
         self.rates: list[float] = []
         self.cpu_us: list[float] = []  # of the frontend, per request
         self.all_cpu_us: list[float] = []  # of all parts, with nats-server and `up`
+        self.by_part_us: dict[str, list[float]] = {name: [] for name in self.parts}
 
     async def round(self, workload: Workload, first: int) -> None:
         """Run the workload once. Raises SystemExit if a request failed."""
-        before, all_before = usage(self.frontend).cpu_s, self._all_cpu_s()
+        before = self._cpu_s()
         outcome = await run_workload("127.0.0.1", self.deployment.port, workload, first=first, key=self.key)
         if outcome.failed:
             log = self.deployment.log[-4000:]
             raise SystemExit(f"{self.name}: {outcome.failed} requests failed: {outcome.errors[0]}\n{log}")
         self.rates.append(outcome.ok / outcome.seconds)
-        self.cpu_us.append((usage(self.frontend).cpu_s - before) / outcome.ok * 1e6)
-        self.all_cpu_us.append((self._all_cpu_s() - all_before) / outcome.ok * 1e6)
+        used_us = {name: (cpu_s - before[name]) / outcome.ok * 1e6 for name, cpu_s in self._cpu_s().items()}
+        self.cpu_us.append(used_us["frontend"])
+        self.all_cpu_us.append(sum(used_us.values()))
+        for name, us in used_us.items():
+            self.by_part_us[name].append(us)
 
-    def _all_cpu_s(self) -> float:
-        return sum(usage(pid).cpu_s for pid in self.parts)
+    def _cpu_s(self) -> dict[str, float]:
+        return {name: usage(pid).cpu_s for name, pid in self.parts.items()}
 
 
 def limited_key(deployment: Deployment) -> str:
@@ -79,7 +83,8 @@ async def compare(sides: list[Side], workload: Workload, rounds: int) -> None:
             await side.round(workload, first)
             first += workload.requests
     for side in sides:
-        del side.rates[0], side.cpu_us[0], side.all_cpu_us[0]
+        for figures in (side.rates, side.cpu_us, side.all_cpu_us, *side.by_part_us.values()):
+            del figures[0]
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -99,6 +104,8 @@ def serve(options: argparse.Namespace) -> None:
             f"{side.name:<12} {statistics.median(side.rates):6.0f} requests/s, CPU per request: frontend "
             f"{statistics.median(side.cpu_us):5.0f} µs, all parts {statistics.median(side.all_cpu_us):5.0f} µs"
         )
+    for name, used in off.by_part_us.items():
+        print(f"{name:<12} {statistics.median(used):5.0f} µs without, {statistics.median(on.by_part_us[name]):5.0f} with")
     print(f"requests/s, with / without: {spread(off.rates, on.rates)}")
     print(f"CPU of the frontend per request, with / without: {spread(off.cpu_us, on.cpu_us)}")
     print(f"CPU of all parts per request, with / without: {spread(off.all_cpu_us, on.all_cpu_us)}")

@@ -14,6 +14,7 @@ from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
 from headrace.private_files import PRIVATE_FOLDER
 from headrace.up.pools import every_pool
+from headrace.up.server_logins import worker_login
 from headrace.up.worker_plan import worker_counts
 from headrace.up.worker_python import worker_python
 from headrace.workers.errors import EngineStartFailed
@@ -28,6 +29,7 @@ def check_up(settings: Settings) -> None:
     An engine with an environment of its own is checked by its workers, which run there.
     """
     check_exposure(settings)
+    check_logins(settings)
     check_data_folder(settings)
     for _, pool in every_pool(settings):
         if not sum(worker_counts(pool).values()):
@@ -53,6 +55,21 @@ def check_exposure(settings: Settings) -> None:
             f"{host} can be reached from other machines: give --nats-login roles, --nats with a server that has "
             "users, or --insecure to serve all who reach it"
         )
+
+
+def check_logins(settings: Settings) -> None:
+    """Refuse workers that could read the requests of other pools: their login has their pool's name. Raises SettingsError."""
+    if settings["nats.url"] or settings["nats.context"] or settings["server.login"] == "none":
+        return
+    pools = [(name, pool) for name, pool in every_pool(settings) if sum(worker_counts(pool).values())]
+    for name, pool in pools if len(pools) > 1 else ():
+        if not worker_login(pool).scope:
+            which = f"pool {name!r}" if name else "the first pool"
+            raise SettingsError(
+                f"{which}: only its engine {pool['worker.engine']!r} knows the name of its model, so that its "
+                "workers would need a login at NATS with which they read the requests of all pools: "
+                "give it a name (--served-name), or --nats-login none"
+            )
 
 
 def check_worker(settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.commands.preflight import check_exposure
+from headrace.commands.preflight import check_exposure, check_logins
 from headrace.config.options import Command
 from headrace.config.settings import load
 from headrace.errors import SettingsError
@@ -24,12 +24,30 @@ def test_keys_or_the_word_are_enough(enough: dict[str, object]) -> None:
 
 
 def test_the_embedded_nats_server_is_not_opened_by_keys_for_http() -> None:
-    open_nats = {"server.host": "0.0.0.0", "api_key": "k"}
+    open_nats = {"server.host": "0.0.0.0", "api_key": "k", "server.login": "none"}
     with pytest.raises(SettingsError, match=r"server\.host.*no login"):
         check_exposure(load("up", flags=open_nats))
     check_exposure(load("up", flags={**open_nats, "frontend.insecure": True}))
     check_exposure(load("up", flags={**open_nats, "nats.url": "nats://broker:4222"}))
     check_exposure(load("up", flags={**open_nats, "server.login": "roles"}))
+
+
+OTHER = {"up.pools": ['other={"engine": "sim"}']}
+
+
+def test_workers_that_would_need_a_login_of_all_pools_are_refused_beside_others() -> None:
+    own: dict[str, object] = {"worker.engine": "mine:Engine", "server.login": "roles"}
+    with pytest.raises(SettingsError, match=r"first pool: only its engine 'mine:Engine' .*--served-name.*--nats-login none"):
+        check_logins(load("up", flags={**own, **OTHER}))
+    check_logins(load("up", flags=own))  # there is no other pool
+    check_logins(load("up", flags={**own, **OTHER, "up.workers": "0"}))
+
+
+@pytest.mark.parametrize(
+    "enough", [{"worker.served_name": "m"}, {"worker.model": "m"}, {"server.login": "none"}, {"nats.url": "nats://broker:4222"}]
+)
+def test_a_name_for_their_model_is_enough_and_a_server_without_logins_of_up_needs_none(enough: dict[str, object]) -> None:
+    check_logins(load("up", flags={"worker.engine": "mine:Engine", "server.login": "roles", **OTHER, **enough}))
 
 
 def test_loopback_needs_nothing() -> None:
