@@ -55,6 +55,7 @@ def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
                 members=members,
                 pool=card.pool,
                 router=router,
+                block_size=card.block_size,
                 options=options.session,
             ),
             scheduler,

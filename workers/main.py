@@ -205,7 +205,9 @@ async def _serve(
         await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine, fleet=settings.fleet)
         wanted = await with_longest_context(connection, subjects, wanted, fleet=settings.fleet)
         key = read_card_key(settings.card_key or options.card_key)
-        card = await register_card(connection, subjects, wanted, files, key=key)
+        engine_block = info.block_size if settings.fleet else 0
+        card = await register_card(connection, subjects, wanted, files, key=key, engine_block=engine_block)
+        wanted = msgspec.structs.replace(wanted, block_size=card.block_size)
         keeper = CardKeeper(connection, subjects, wanted, files, key=key)
         member = build_member(settings, worker_id(settings.worker_name, options.worker), card, info, engine.capabilities)
         if options.worker not in (None, ANY_WORKER):
@@ -213,7 +215,7 @@ async def _serve(
         if options.worker:  # its login may publish to subjects that name its pool and itself
             subjects = subjects.spoken_by(member.pool, member.worker)
         structlog.contextvars.bind_contextvars(worker=member.worker)
-        events = create_cache_events(connection, subjects, engine, info, member)
+        events = create_cache_events(connection, subjects, engine, info, member, pool_block=card.block_size)
         runtime.watch_cache(*events.caches, tiers=events.tiers)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=events.caches)
         await make_store(connection, subjects, info, member.pool)

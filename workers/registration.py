@@ -69,7 +69,7 @@ def build_card(
         kinds=kinds,
         labels=list(info.labels),
         context_length=info.context_length,
-        block_size=info.block_size,
+        block_size=_pool_block(settings, info),
         vocab_size=info.vocab_size,
         eos_token_ids=list(info.eos_token_ids),
         bos_token=_token_text(config.get("bos_token")),
@@ -88,6 +88,16 @@ def build_card(
     )
 
 
+def _pool_block(settings: WorkerSettings, info: EngineInfo) -> int:
+    """Return the block size of the pool, if this worker is its first. Raises EngineStartFailed if the engine's does not fit."""
+    size = settings.pool_block or info.block_size
+    if info.block_size % size:
+        raise EngineStartFailed(f"pool_block must divide the block size of the engine, {info.block_size}, got {size}")
+    if size != info.block_size and not settings.fleet:
+        raise EngineStartFailed(f"pool_block is {size}, the engine's block size {info.block_size}: give this worker a fleet")
+    return size
+
+
 def _chosen(kinds: list[str], wanted: Sequence[str]) -> list[str]:
     """Return the kinds of requests that clients may make, in the engine's order. Raises EngineStartFailed for one it lacks."""
     for kind in wanted:
@@ -104,17 +114,28 @@ def _token_text(token: object) -> str | None:
 
 
 async def register_card(
-    messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes], *, key: bytes = b""
+    messaging: Messaging,
+    subjects: Subjects,
+    card: ModelCard,
+    files: dict[str, bytes],
+    *,
+    key: bytes = b"",
+    engine_block: int = 0,
 ) -> ModelCard:
-    """Publish the card, or join the pool that has one. Raises RegistrationRefused if the block sizes differ."""
+    """Publish the card, or join the pool that has one.
+
+    `engine_block`: the tokens of this engine's blocks, if they may be longer than the pool's, because it is of a fleet with a
+    name; 0 = they are those of the card. Raises RegistrationRefused if they cannot be cut into the pool's.
+    """
     await _log_changed_parsers(messaging, subjects, card)
     in_force = await publish_card(messaging, subjects, card, files, key=key)
-    if in_force.block_size != card.block_size:
-        raise RegistrationRefused(
-            f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {card.block_size}: "
-            "start it with the pool's block size"
-        )
-    return in_force
+    own = engine_block or card.block_size
+    if own == in_force.block_size or (engine_block and in_force.block_size and engine_block % in_force.block_size == 0):
+        return in_force
+    raise RegistrationRefused(
+        f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {own}: start it with the pool's block "
+        "size, or in a fleet of its own (--fleet) with a multiple of that"
+    )
 
 
 async def refuse_mixed_engines(messaging: Messaging, subjects: Subjects, *, pool: str, engine: str, fleet: str = "") -> None:

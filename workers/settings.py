@@ -235,6 +235,16 @@ class WorkerSettings:
             most=1e9,
         ),
     ] = 0.0
+    pool_block: Annotated[
+        int,
+        Setting(
+            "Tokens of the blocks that the fleets of a model count by, where this worker is the first of them; those of its "
+            "engine are a multiple of that. 0: those of its engine.",
+            "--pool-block",
+            least=0,
+            most=65_536,
+        ),
+    ] = 0
     # Of a decode worker, where no router has decided.
     prefill: Annotated[
         PrefillMode,

@@ -30,7 +30,7 @@ OF_UP = frozenset({"mode", "workers", "prefill_workers", "decode_workers", "enco
 """Settings of `up` that a pool may give."""
 NOT_SHARED = frozenset(
     {*(f"up.{name}" for name in OF_UP), "worker.served_name", "worker.aliases", "worker.engine_args", "worker.tool_parser"}
-    | {"worker.reasoning_parser", "worker.fleet", "worker.price"}
+    | {"worker.reasoning_parser", "worker.fleet", "worker.price", "worker.pool_block"}
 )
 """Settings that a pool does not have from the first one: engines have parsers and settings under names of their own."""
 _FIXED = frozenset({"name", "role", "pool", "metrics_port"})  # of a pool by its name, of a worker by `up`

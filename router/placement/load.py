@@ -137,11 +137,12 @@ class WorkerLoad:
         return self._yielding + (self.report.yielding if self.report is not None else 0)
 
     def blocks_free(self, *, batch: bool = False) -> float:
-        """Return the KV blocks that a request could get; infinite if the worker does not report them."""
-        if self.report is None or not self.report.blocks_total:
+        """Return the KV blocks, of the pool's size, that a request could get; infinite if the worker does not report them."""
+        report, each = self.report, self.info.pool_blocks
+        if report is None or not report.blocks_total:
             return float("inf")
-        free = self.report.blocks_total - self.report.blocks_used - self._entry_blocks
-        return free if batch else free + self.report.yielding_blocks + self._yielding_blocks
+        free = (report.blocks_total - report.blocks_used) * each - self._entry_blocks
+        return free if batch else free + report.yielding_blocks * each + self._yielding_blocks
 
     def slots_left(self, spare: int, *, batch: bool = False) -> int:
         """Count the slots that a request could get, among them, if it is no batch request, those that would be made free."""

@@ -309,7 +309,7 @@ class Scheduler:
         row = self._window.rows[request.id]
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
-        overlap = self._verify(load.info.worker, request)
+        overlap = self._verify(load, request)
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
@@ -321,7 +321,7 @@ class Scheduler:
     def _place_on_trial(self, suspect: WaitingSuspect, load: WorkerLoad, now_s: float) -> Placement:
         request = suspect.request
         workers = self._room.view(None, now_s)
-        overlap = self._verify(load.info.worker, request)
+        overlap = self._verify(load, request)
         wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
         plan = local_plan(request, load, overlap, workers, wait_s, decision="trial" if self.disagg.known else "")
         placement = self._fleets.on_trial(on_trial(make_placement(request, load, overlap, plan, "trial", now_s), suspect), load)
@@ -351,8 +351,9 @@ class Scheduler:
             blocks_held = placement.new_blocks if load.info.kv_events else request.chain
             self._view.predict(worker, blocks_held, now_s=now_s)
 
-    def _verify(self, worker: str, request: Waiting) -> Overlap:
-        return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
+    def _verify(self, load: WorkerLoad, request: Waiting) -> Overlap:
+        chain = request.chain
+        return load.info.whole(self._view.verify(load.info.worker, chain)) if len(chain) else NO_OVERLAP
 
     def _shed_overdue(self, now_s: float) -> list[Shed]:
         """Shed requests whose deadline has passed, and those that no worker may take for too long."""

@@ -9,6 +9,7 @@ from typing import Literal
 from headrace.broker.messages import Candidate, FleetDecision, PrefillDecision
 from headrace.broker.messages.members import HELPERS
 from headrace.jetstream.subjects import BATCH_CLASSES
+from headrace.router.index.types import Overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class WorkerInfo:
     slots: int
     blocks: int = 0  # KV blocks it has in all, 0 = unknown
     block_size: int = 0
+    pool_blocks: int = 1  # of the pool, in each of its own: a part of one is of no use to its engine
     step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
     draining: bool = False
     waking: bool = False  # it is draining, but about to serve again
@@ -33,6 +35,15 @@ class WorkerInfo:
     context: int = 0  # most tokens of prompt and answer together, 0 = unknown
     role: str = "aggregated"  # `prefill` owns no requests, `decode` may have its prompts computed by those that do only that
     handover: str = ""  # workers with equal words can hand KV blocks over; empty = not at all
+
+    def whole(self, overlap: Overlap) -> Overlap:
+        """Return what of an overlap, in blocks of the pool, is of use: whole blocks of its engine."""
+        each = self.pool_blocks
+        if each == 1 or not overlap.blocks:
+            return overlap
+        device = overlap.device // each * each
+        host = (overlap.device + overlap.host) // each * each - device
+        return Overlap(device, host, overlap.blocks // each * each - device - host)
 
     @property
     def serves(self) -> bool:

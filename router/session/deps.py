@@ -24,5 +24,6 @@ class RouterDeps:
     members: Members
     pool: str
     router: str
+    block_size: int = 0  # tokens of the pool's blocks; 0 = those of every worker
     options: SessionOptions = field(default_factory=SessionOptions)
     wall: Callable[[], float] = time.time

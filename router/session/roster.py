@@ -23,13 +23,23 @@ log = structlog.get_logger()
 REMOTE_LIMIT = 20_000  # requests remembered
 
 
-def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
-    """Translate a lease for the scheduler. `kv_events`: the worker really sends cache events, which its lease only promises."""
+def pool_blocks(member: WorkerMember, block_size: int) -> int:
+    """Return how many blocks of the pool, of this size, a block of the worker's engine has."""
+    return max(member.block_size // block_size, 1) if block_size else 1
+
+
+def worker_info(member: WorkerMember, *, kv_events: bool, block_size: int = 0) -> WorkerInfo:
+    """Translate a lease for the scheduler. `kv_events`: the worker really sends cache events, which its lease only promises.
+
+    `block_size`: tokens of the pool's blocks, in which the scheduler counts; 0 = those of the worker.
+    """
+    each = pool_blocks(member, block_size)
     return WorkerInfo(
         worker=member.worker,
         slots=member.slots,
-        blocks=member.blocks,
-        block_size=member.block_size,
+        blocks=member.blocks * each,
+        block_size=member.block_size // each,
+        pool_blocks=each,
         step_tokens=member.step_tokens,
         draining=member.draining,
         waking=member.waking,
@@ -62,6 +72,7 @@ class Roster:
     def __init__(self, deps: RouterDeps, scheduler: SchedulingPort, index: PoolIndex | None) -> None:
         self._pool = deps.pool
         self._members = deps.members
+        self._block_size = deps.block_size
         self._options = deps.options
         self._scheduler = scheduler
         self._view = index.view if index is not None else None
@@ -102,7 +113,7 @@ class Roster:
         elif known.member.role != member.role:
             log.info("worker.role", worker=member.worker, pool=self._pool, role=member.role, before=known.member.role)
         known.member = member
-        self._scheduler.put_worker(worker_info(member, kv_events=not known.approximate), now_s)
+        self._scheduler.put_worker(worker_info(member, kv_events=not known.approximate, block_size=self._block_size), now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         """Suspect a worker that computes prompts and never publishes what it keeps of them.
@@ -133,7 +144,7 @@ class Roster:
         known.approximate = True
         self._caches.distrust(event.worker)
         self._set_view_mode(known)
-        self._scheduler.put_worker(worker_info(known.member, kv_events=False), now_s)
+        self._scheduler.put_worker(worker_info(known.member, kv_events=False, block_size=self._block_size), now_s)
         self._warn(event.worker, f"{known.silent_prefills} prefills and no cache event")
         self._count()
 
@@ -143,14 +154,15 @@ class Roster:
             if known.approximate and self._caches is not None and self._caches.known(worker) is not None:
                 known.approximate = False
                 known.silent_prefills = 0
-                self._scheduler.put_worker(worker_info(known.member, kv_events=True), now_s)
+                self._scheduler.put_worker(worker_info(known.member, kv_events=True, block_size=self._block_size), now_s)
                 log.info("worker.exact", worker=worker, pool=self._pool)
                 self._count()
 
     def _set_view_mode(self, known: _KnownWorker) -> None:
         if self._view is not None:
             member = known.member
-            self._view.add_worker(member.worker, approximate=known.approximate, capacity_blocks=member.blocks)
+            blocks = member.blocks * pool_blocks(member, self._block_size)
+            self._view.add_worker(member.worker, approximate=known.approximate, capacity_blocks=blocks)
 
     def _count(self) -> None:
         metrics.APPROXIMATE.labels(self._pool).set(sum(known.approximate for known in self._workers.values()))

@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+from headrace.broker.messages import WorkerMember
 from headrace.commands.operating.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
@@ -36,19 +37,24 @@ ANY_TIME = {"router": {"ttft_target": 60_000, "itl_target": 60_000}}
 QUICK = {"router": {"ttft_target": 60_000, "itl_target": 10}}
 
 
-def pids(up: RunningUp) -> dict[str, list[int]]:
-    """Fleet → process ids of its live workers."""
+def members(up: RunningUp) -> dict[str, list[WorkerMember]]:
+    """Fleet → its live workers."""
 
-    async def ask() -> dict[str, list[int]]:
+    async def ask() -> dict[str, list[WorkerMember]]:
         names = Subjects()
         options = ConnectOptions(servers=(up.state()["nats"]["url"],))
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[WorkerMember]] = {}
         async with await Connection.connect(options, subjects=names) as connection:
             for member in await live_workers(connection, names):
-                found.setdefault(member.fleet, []).append(member.pid)
+                found.setdefault(member.fleet, []).append(member)
         return found
 
     return asyncio.run(ask())
+
+
+def pids(up: RunningUp) -> dict[str, list[int]]:
+    """Fleet → process ids of its live workers."""
+    return {fleet: [member.pid for member in of] for fleet, of in members(up).items()}
 
 
 def two_fleets(start: Callable[..., RunningUp], *flags: str) -> RunningUp:
@@ -86,6 +92,35 @@ def test_targets_in_the_body_and_in_headers_choose_the_fleet_through_http(start:
         assert headed["fleet"] == "dear", headed
         with pytest.raises(openai.BadRequestError, match="ttft_target"):
             decided(api, {"router": {"ttft_target": -1}})
+
+
+def test_fleets_with_blocks_of_different_sizes_serve_one_model_and_each_ones_cache_counts(
+    start: Callable[..., RunningUp],
+) -> None:
+    """The cheap fleet has blocks of 16 tokens, as the pool; those of the dear one have 64."""
+    long_blocks = {**DEAR, "pool_block": 16, "engine_args": {**DEAR["engine_args"], "block_size": 64}}
+    up = start(
+        *("--served-name", "sim", *CHEAP, "--engine-arg", "block_size=16", "--pool-block", "16"),
+        *("--pool", f"dear={json.dumps(long_blocks)}"),
+    )
+    up.until("both fleets joined", lambda: {name: len(of) for name, of in pids(up).items()} == {"cheap": 2, "dear": 2})
+    prompt = [*range(500, 900)]
+
+    def uncached(worker: str, count: int) -> int:
+        headers = {"x-headrace-explain": "1", "x-headrace-worker": worker}
+        raw = api.completions.with_raw_response.create(
+            model="sim", prompt=prompt[:count], max_tokens=4, extra_body={"ignore_eos": True}, extra_headers=headers
+        )
+        found: int = json.loads(raw.headers["x-headrace-decision"])["uncached"]
+        return found
+
+    with client_of(up) as api:
+        for fleet, of in members(up).items():
+            worker = of[0].worker
+            assert uncached(worker, 400) == 400
+            whole = {"cheap": 384, "dear": 384}[fleet]
+            up.until(f"the prefix counts in {fleet}", lambda w=worker, n=400 - whole: uncached(w, 400) == n)
+            assert uncached(worker, 150) == 150 - {"cheap": 144, "dear": 128}[fleet], "whole blocks of its engine"
 
 
 @pytest.mark.parametrize("fleet", ["cheap", "dear"])

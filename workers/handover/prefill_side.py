@@ -92,15 +92,14 @@ class PrefillSide:
         return self._info.address
 
     def uncached(self, job: PrefillJob) -> int:
-        if not self._caches or job.block_size != self._info.block_size or not job.hashes:
+        if not self._caches or not job.hashes:
             return job.tokens
         try:
             chain = unpack_u64(job.hashes)
         except WireError:
             return job.tokens
-        return job.tokens - cached_tokens(
-            chain, job.tokens, block_size=job.block_size, cache=self._caches[self._rank(job) or 0]()
-        )
+        cache, own = self._caches[self._rank(job) or 0](), self._info.block_size
+        return job.tokens - cached_tokens(chain, job.tokens, block_size=job.block_size, cache=cache, engine_block=own)
 
     def start(self, job: PrefillJob, payload: bytes, finished: OnFinished) -> None:
         try:

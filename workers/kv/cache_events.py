@@ -32,9 +32,12 @@ class CacheEvents:
 
 
 def create_cache_events(
-    connection: Messaging, subjects: Subjects, engine: Engine, info: EngineInfo, member: WorkerMember
+    connection: Messaging, subjects: Subjects, engine: Engine, info: EngineInfo, member: WorkerMember, *, pool_block: int
 ) -> CacheEvents:
-    """Create the parts for a worker as its member record announces it: none where it says that it sends no cache events."""
+    """Create the parts for a worker as its member record announces it: none where it says that it sends no cache events.
+
+    `pool_block`: the tokens of the pool's blocks, into which those of the engine are cut.
+    """
     if not member.kv_events:
         if not POOLING_KINDS & set(info.kinds) and member.role != "encode":
             log.warning(
@@ -43,7 +46,7 @@ def create_cache_events(
         return CacheEvents()
     publishers, feeds, caches, translators = [], [], [], []
     for rank in ranks_of(info.ranks):
-        translator = Translator(member.block_size, blocks=info.blocks // info.ranks)
+        translator = Translator(pool_block, blocks=info.blocks // info.ranks)
         publisher = KvPublisher(
             connection,
             subjects,

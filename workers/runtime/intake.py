@@ -107,6 +107,7 @@ class ChoiceIntake:
     def _expected_cached(self, run: Run, tokens: int, cache: Callable[[], Container[int]] | None) -> int:
         """Return the prompt tokens that the engine should find in its cache. At least one token is always computed."""
         size, envelope = run.envelope.block_size, run.envelope
-        if cache is None or size != self._info.block_size or not envelope.hashes:
+        if cache is None or not envelope.hashes:
             return 0
-        return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=cache())
+        own = self._info.block_size
+        return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=cache(), engine_block=own)

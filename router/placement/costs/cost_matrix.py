@@ -110,15 +110,16 @@ class CostMatrix:
             return row
         request, n = row.request, row.number
         for worker in changed:
-            self._set(n, worker, uncached_tokens(request, overlaps.get(worker, NO_OVERLAP), self._tiers))
+            self._set(n, worker, request, overlaps.get(worker, NO_OVERLAP))
         return row
 
-    def _set(self, n: int, worker: str, tokens: float) -> None:
+    def _set(self, n: int, worker: str, request: Waiting, overlap: Overlap) -> None:
         load = self._loads.get(worker)
         if load is not None:
+            tokens = uncached_tokens(request, load.info.whole(overlap), self._tiers)
             self.uncached[n, load.column] = self.work[n, load.column] = tokens
         elif (other := self._prefill.get(worker)) is not None and self.remote[n, other.column] < np.inf:
-            self.remote[n, other.column] = tokens
+            self.remote[n, other.column] = uncached_tokens(request, other.info.whole(overlap), self._tiers)
 
     def columns_changed(self, now_s: float) -> None:
         """Compute every row anew, because workers have come, gone or changed."""
@@ -171,7 +172,7 @@ class CostMatrix:
         for load in self._prefill:
             able = not request.adapter or request.adapter in load.info.adapters
             able = able and (not fleet or load.info.fleet == fleet)
-            overlap = row.overlaps.get(load.info.worker, NO_OVERLAP)
+            overlap = load.info.whole(row.overlaps.get(load.info.worker, NO_OVERLAP))
             self.remote[n, load.column] = uncached_tokens(request, overlap, self._tiers) if able else np.inf
 
     def _fill_work(self, row: CostRow) -> None:
@@ -182,6 +183,7 @@ class CostMatrix:
         for worker, overlap in row.overlaps.items():
             load = self._loads.get(worker)
             if load is not None:
+                overlap = load.info.whole(overlap)
                 found = tokens.get(overlap)
                 if found is None:
                     found = tokens[overlap] = uncached_tokens(request, overlap, tiers)

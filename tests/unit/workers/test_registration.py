@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
@@ -12,7 +13,7 @@ from headrace.broker.messages import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import Capabilities, EngineInfo
-from headrace.workers.errors import RegistrationRefused
+from headrace.workers.errors import EngineStartFailed, RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
 from headrace.workers.registration import build_card, build_member, refuse_mixed_engines, register_card, with_longest_context
 from headrace.workers.settings import WorkerSettings
@@ -129,3 +130,29 @@ def test_a_zone_stands_in_the_lease_and_is_a_label() -> None:
     assert (nowhere.zone, nowhere.labels) == ("", ["h100"])
     with pytest.raises(ValueError, match="zone"):
         WorkerSettings(model="m", zone="a,b")
+
+
+@pytest.mark.parametrize(("engine_block", "fits"), [(0, False), (32, True), (64, True), (96, True), (48, False), (16, False)])
+async def test_only_a_fleet_may_have_longer_blocks_and_only_a_multiple_of_the_pools(engine_block: int, fits: bool) -> None:
+    stored = card(ParserChoice())
+    wanted = msgspec.structs.replace(stored, block_size=engine_block or 64)
+    messaging: Any = Shelf(stored)
+    if fits:
+        in_force = await register_card(messaging, Subjects(), wanted, {}, engine_block=engine_block)
+        assert in_force.block_size == 32
+        return
+    with pytest.raises(RegistrationRefused, match="has block size 32, this worker's engine has"):
+        await register_card(messaging, Subjects(), wanted, {}, engine_block=engine_block)
+
+
+def test_the_first_fleet_of_a_model_may_say_which_blocks_all_count_by() -> None:
+    settings = WorkerSettings(engine="sim", model="m", fleet="long", pool_block=8)
+    assert build_card(settings, "m", INFO, {}, ParserChoice()).block_size == 8
+    assert build_member(settings, "w", card(ParserChoice()), INFO, Capabilities()).block_size == 32
+
+
+@pytest.mark.parametrize(("fleet", "pool_block", "named"), [("long", 12, "must divide"), ("", 8, "give this worker a fleet")])
+def test_blocks_that_do_not_fit_stop_the_start(fleet: str, pool_block: int, named: str) -> None:
+    settings = WorkerSettings(engine="sim", model="m", fleet=fleet, pool_block=pool_block)
+    with pytest.raises(EngineStartFailed, match=named):
+        build_card(settings, "m", INFO, {}, ParserChoice())

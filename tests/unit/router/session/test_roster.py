@@ -57,13 +57,13 @@ class FakeView:
 
 
 class Made:
-    def __init__(self, *members: WorkerMember) -> None:
+    def __init__(self, *members: WorkerMember, block_size: int = 0) -> None:
         self.members = FakeMembers({member.worker: member for member in members})
         self.scheduler = RandomScheduler(random.Random(1))
         self.view = FakeView()
         self.feed = FakeFeed()
         index = PoolIndex(self.view, self.feed, None, [])  # type: ignore[arg-type]
-        self.roster = Roster(router_deps(members=self.members), self.scheduler, index)
+        self.roster = Roster(router_deps(members=self.members, block_size=block_size), self.scheduler, index)
         self.roster.refresh(0.0)
 
     def prefill(self, times: int, *, from_s: float, to_s: float, uncached: int = 500) -> None:
@@ -91,6 +91,13 @@ def test_workers_that_come_change_and_go_are_told_to_the_scheduler() -> None:
     del made.members.live["w1"]
     assert made.roster.refresh(3.0)
     assert made.scheduler.workers == {}
+
+
+def test_blocks_of_an_engine_that_are_longer_than_the_pools_are_counted_by_those() -> None:
+    made = Made(MEMBER, block_size=4)
+    info = made.scheduler.workers["w1"]
+    assert (info.blocks, info.block_size, info.pool_blocks) == (400, 4, 4)
+    assert made.view.told == [("w1", False, 400)]
 
 
 def test_each_rank_of_a_worker_is_a_place_and_the_worker_is_counted_once() -> None:

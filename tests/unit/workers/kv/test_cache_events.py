@@ -35,7 +35,7 @@ def member(**fields: Any) -> WorkerMember:
 
 
 def created(about: EngineInfo, of: WorkerMember) -> CacheEvents:
-    return create_cache_events(cast("Any", None), Subjects("hr"), cast("Any", None), about, of)
+    return create_cache_events(cast("Any", None), Subjects("hr"), cast("Any", None), about, of, pool_block=16)
 
 
 async def test_an_engine_of_one_rank_has_one_publisher_and_one_feed() -> None:
