@@ -22,18 +22,19 @@ from headrace.router.placement.disagg_planner import DisaggPlan
 from headrace.router.placement.fleets.promises import Promises
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.placements import uncached_tokens
+from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting
 
 MOST_OPEN = 20_000  # placements remembered until their prompts are computed
 GAIN = 0.03  # the longest step of a median, in the logarithm
-FIRST_GAIN = 0.25  # of the first step; the nth has this over n, until that is below GAIN
+FIRST_GAIN = 0.7  # of the first step; the nth has this over n, until that is below GAIN
 MOST_FACTOR = 4.0  # learnt, either way
 SIZES = 4.0  # each class of prompt lengths is that many times as long as the one before
 _MOST_LOG = log(MOST_FACTOR)
 
 
 class Bucket(NamedTuple):
-    """Requests whose predictions are off alike. `state`: idle, decoding, filling or remote."""
+    """Requests whose predictions are off alike. `state`: cold, idle, decoding, filling or remote."""
 
     fleet: str
     size: int
@@ -126,12 +127,12 @@ class _Open(NamedTuple):
 class FirstTokens:
     """Predicts for one router whose pool has several fleets. Times are seconds of the scheduler's clock."""
 
-    def __init__(self, loads: LoadTable, *, promise: float) -> None:
-        """`promise`: the part of a prediction by which others may make it wrong."""
+    def __init__(self, loads: LoadTable, settings: SchedulerSettings) -> None:
         self._loads = loads
+        self._assumed = settings.calibration.prefill_tokens_per_s
         self._medians = Medians()
         self._open: dict[tuple[str, int], _Open] = {}
-        self.promises = Promises(loads, promise)
+        self.promises = Promises(loads, settings.promise)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -149,7 +150,10 @@ class FirstTokens:
         else:
             engine = engine_now(load, now_s)
             seconds = until_computed_s(engine, tokens)
-            bucket = bucket_of(load.info.fleet, tokens, engine.state)
+            if load.speed.prefill_tokens_per_s == self._assumed:  # by the settings: no step of its fleet has been learnt from
+                bucket = bucket_of(load.info.fleet, 1, "cold")
+            else:
+                bucket = bucket_of(load.info.fleet, tokens, engine.state)
         self._open[request.id, request.attempt] = _Open(bucket, now_s, seconds)
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]

@@ -70,7 +70,7 @@ class Scheduler:
         self._presence = InteractivePresence(settings.batch_quiet_s)
         self._room = Room(settings, self._loads, self._workers, self._queue, self._presence, self.disagg)
         self._fleets = FleetChooser(settings, self._loads, self._queue.predicted_output, grid)
-        self._first_tokens = FirstTokens(self._loads, promise=settings.promise)
+        self._first_tokens = FirstTokens(self._loads, settings)
         self._policy = make_policy(settings, self._rng, self._fleets, self._first_tokens.promises)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)

@@ -25,6 +25,7 @@ from headrace.router.placement.first_tokens import (
     until_computed_s,
 )
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.settings import CalibrationSettings, SchedulerSettings
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.tools.replay_bench.engine import EngineModel, ReplayFleet
 from headrace.tools.replay_bench.policies import Policy
@@ -134,7 +135,7 @@ def predicted(first: FirstTokens, load: WorkerLoad, number: int, now_s: float) -
 
 def test_predictions_learn_from_the_events_of_workers_and_forget_what_has_ended() -> None:
     table, load = loads(running=0)
-    first = FirstTokens(table, promise=0.15)
+    first = FirstTokens(table, SchedulerSettings())
     assert predicted(first, load, 0, 0.0) == pytest.approx(0.11)
     first.on_event(JobEvent("settled", "0", 1, "w"), 9.0)
     for number in range(1, 60):
@@ -144,9 +145,20 @@ def test_predictions_learn_from_the_events_of_workers_and_forget_what_has_ended(
     assert predicted(first, load, 60, 60.0) == pytest.approx(0.22, rel=0.05)
 
 
+def test_what_is_learnt_of_a_fleet_whose_speed_is_assumed_is_forgotten_when_that_is_known() -> None:
+    table, load = loads(running=0)
+    first = FirstTokens(table, SchedulerSettings(calibration=CalibrationSettings(prefill_tokens_per_s=SPEED.prefill_tokens_per_s)))
+    for number in range(8):
+        predicted(first, load, number, float(number))
+        first.on_event(JobEvent("prefilled", str(number), 1, "w"), number + 0.22)
+    assert predicted(first, load, 8, 8.0) == pytest.approx(0.22, rel=0.1), "few requests are enough"
+    load.speed = SpeedEstimate(0.01, 5_000.0, 0.001)
+    assert predicted(first, load, 9, 9.0) == pytest.approx(0.21)
+
+
 def test_predictions_that_are_never_confirmed_are_forgotten() -> None:
     table, load = loads(running=0)
-    first = FirstTokens(table, promise=0.15)
+    first = FirstTokens(table, SchedulerSettings())
     for number in range(MOST_OPEN + 50):
         predicted(first, load, number, 0.0)
     assert len(first) == MOST_OPEN
