@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from headrace.broker.membership.worker_ids import ANY_WORKER, worker_id

@@ -133,8 +133,8 @@ async def register_card(
     if own == in_force.block_size or (engine_block and in_force.block_size and engine_block % in_force.block_size == 0):
         return in_force
     raise RegistrationRefused(
-        f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {own}: start it with the pool's block "
-        "size, or in a fleet of its own (--fleet) with a multiple of that"
+        f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {own}: start it with the pool's "
+        "block size, or in a fleet of its own (--fleet) with a multiple of that"
     )
 
 

@@ -147,7 +147,9 @@ def test_predictions_learn_from_the_events_of_workers_and_forget_what_has_ended(
 
 def test_what_is_learnt_of_a_fleet_whose_speed_is_assumed_is_forgotten_when_that_is_known() -> None:
     table, load = loads(running=0)
-    first = FirstTokens(table, SchedulerSettings(calibration=CalibrationSettings(prefill_tokens_per_s=SPEED.prefill_tokens_per_s)))
+    first = FirstTokens(
+        table, SchedulerSettings(calibration=CalibrationSettings(prefill_tokens_per_s=SPEED.prefill_tokens_per_s))
+    )
     for number in range(8):
         predicted(first, load, number, float(number))
         first.on_event(JobEvent("prefilled", str(number), 1, "w"), number + 0.22)
