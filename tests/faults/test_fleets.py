@@ -105,7 +105,7 @@ def test_fleets_with_blocks_of_different_sizes_serve_one_model_and_each_ones_cac
     )
     up.until("both fleets joined", lambda: {name: len(of) for name, of in pids(up).items()} == {"cheap": 2, "dear": 2})
     up.until("the router works", lambda: bool(up.events("router.ready")))
-    prompt = [*range(500, 900)]
+    prompt = [*range(500, 910)]
 
     def uncached(worker: str, count: int) -> int:
         headers = {"x-headrace-explain": "1", "x-headrace-worker": worker}
@@ -118,10 +118,10 @@ def test_fleets_with_blocks_of_different_sizes_serve_one_model_and_each_ones_cac
     with client_of(up) as api:
         for fleet, of in members(up).items():
             worker = of[0].worker
-            assert uncached(worker, 400) == 400
-            whole = {"cheap": 384, "dear": 384}[fleet]
-            up.until(f"the prefix counts in {fleet}", lambda w=worker, n=400 - whole: uncached(w, 400) == n)
-            assert uncached(worker, 150) == 150 - {"cheap": 144, "dear": 128}[fleet], "whole blocks of its engine"
+            assert uncached(worker, 410) == 410
+            left, left_of_part = {"cheap": (10, 6), "dear": (26, 22)}[fleet]  # after whole blocks of its engine
+            up.until(f"the prefix counts in {fleet}", lambda w=worker, n=left: uncached(w, 410) == n)
+            assert uncached(worker, 150) == left_of_part
 
 
 @pytest.mark.parametrize("fleet", ["cheap", "dear"])
