@@ -149,8 +149,8 @@ def the_end_of_a_stream_is_read_before_anything_else(patch: pytest.MonkeyPatch) 
 def what_resumes_is_claimed(patch: pytest.MonkeyPatch) -> None:
     real = Submitter.publish
 
-    async def publish(self: Submitter, job: Any, body: bytes, _resume: Resume | None = None) -> Any:
-        return await real(self, job, body, None)
+    async def publish(self: Submitter, job: Any, body: bytes, *, judge: str, resume: Resume | None = None) -> Any:
+        return await real(self, job, body, judge=judge)
 
     patch.setattr(Submitter, "publish", publish)
 

@@ -19,7 +19,7 @@ WHERE = {
     "an_entry_of_another_writer_is_a_loss": ("late_cancel", 0),
     "a_stream_is_folded_before_its_job_is_submitted": ("streams", 0),
     "the_end_of_a_stream_is_read_before_anything_else": ("expire", 0),
-    "what_resumes_is_claimed": ("streams", 0),
+    "what_resumes_is_claimed": ("streams", 9),
     "a_canceller_is_told_the_end_that_stands": ("late_cancel", 48),
     "a_stream_is_cancelled_in_the_stream": ("cancel", 0),
     "a_malformed_job_has_an_end": ("malformed", 0),
