@@ -10,7 +10,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,18 @@ def cancel_call(scene: Scene, name: str, frontend: int) -> int:
 
 class Trio:
     """The same request three times: its client will leave, a call will end it, and of the last one, which is sent when the
-    others are where they should be, the deadline will pass there."""
+    others have ended, the deadline will pass: behind them routers might refuse it at once, as one that is not done in time."""
 
-    def __init__(self, scene: Scene, name: str, make: Callable[[], Question], extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        name: str,
+        make: Callable[[], Question],
+        gone: Callable[[], Awaitable[bool]],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         self.scene = scene
+        self._gone = gone
         self.name = f"{name}-called"
         self.left = scene.begin(make(), extra=extra)
         self.called = scene.begin(make(), extra=extra, name=self.name)
@@ -63,14 +71,15 @@ class Trio:
 
     async def end(self, *, began: bool) -> None:
         """Each in its way, with tokens or without. The call goes to the frontend that does not have the request."""
-        late = self.scene.begin(self._make(), extra=self._extra, deadline_s=DEADLINE_S)
-        if began:
-            await asyncio.wait_for(late.began.wait(), DEADLINE_S)
         assert self.left.task is not None
         self.left.task.cancel()
         await asyncio.gather(self.left.task, return_exceptions=True)
         assert await asyncio.to_thread(cancel_call, self.scene, self.name, 1) == 200
         assert await asyncio.to_thread(cancel_call, self.scene, self.name, 1) == 404, "it has ended"
+        await self.scene.until("the others have left", self._gone)
+        late = self.scene.begin(self._make(), extra=self._extra, deadline_s=DEADLINE_S)
+        if began:
+            await asyncio.wait_for(late.began.wait(), DEADLINE_S)
         for asked, code in ((self.called, "request_cancelled"), (late, "deadline_exceeded")):
             assert asked.task is not None
             await asyncio.wait_for(asked.task, DEADLINE_S + 15)
@@ -89,6 +98,9 @@ async def test_a_request_that_is_ended_early_is_gone_wherever_it_was(tmp_path: P
         async def decode_holds(n: int) -> bool:
             return len((await scene.inspections())["decode-1"].runs) >= n
 
+        async def none_is_held() -> bool:
+            return await scene.held() == 0
+
         # in the queue, behind others that fill the only worker
         before_them = [scene.begin(scene.question(20_000)) for _ in range(SLOTS)]
         for asked in before_them:
@@ -97,7 +109,10 @@ async def test_a_request_that_is_ended_early_is_gone_wherever_it_was(tmp_path: P
         async def queue_holds(n: int) -> bool:
             return (await scene.connection.stream_state(NAMES.stream("REQ"))).messages >= n
 
-        waiting = Trio(scene, "queue", lambda: scene.question(10))
+        async def queue_is_empty() -> bool:
+            return not await queue_holds(1)
+
+        waiting = Trio(scene, "queue", lambda: scene.question(10), queue_is_empty)
         await scene.until("they were accepted", lambda: queue_holds(2))
         await asyncio.sleep(0.5)
         assert await scene.held() == SLOTS, "those that wait are with nobody yet"
@@ -109,21 +124,21 @@ async def test_a_request_that_is_ended_early_is_gone_wherever_it_was(tmp_path: P
         await scene.at_rest()
 
         # in decode
-        decoding = Trio(scene, "decode", lambda: scene.question(20_000))
+        decoding = Trio(scene, "decode", lambda: scene.question(20_000), none_is_held)
         for asked in decoding.first:
             await asyncio.wait_for(asked.began.wait(), 60)
         await decoding.end(began=True)
         await scene.at_rest()
 
         # while their prompts are computed elsewhere
-        prefilling = Trio(scene, "prefill", lambda: scene.question(10, prompt=5_000))
+        prefilling = Trio(scene, "prefill", lambda: scene.question(10, prompt=5_000), none_is_held)
         await scene.until("the prefill worker has them", lambda: prefill_holds(2))
         await prefilling.end(began=False)
         await scene.at_rest()
 
         # while their blocks are on the way
         stalled = {"vllm_xargs": {"sim": {"stall_transfer": True}}}
-        moving = Trio(scene, "transfer", lambda: scene.question(10, prompt=200), extra=stalled)
+        moving = Trio(scene, "transfer", lambda: scene.question(10, prompt=200), none_is_held, extra=stalled)
         await scene.until("they are handed over", lambda: decode_holds(2))
         await asyncio.sleep(0.5)
         await moving.end(began=False)

@@ -92,10 +92,15 @@ async def test_a_running_deployment_gets_three_copies_of_everything_and_loses_no
     assert not found
 
 
-async def started_with_copies(scene: Scene) -> None:
-    """All parts have been started since leases have copies, so that theirs outlast an election."""
+async def given_copies(scene: Scene) -> None:
+    """Every stream has its three copies, also where this test is the first one of its file."""
     await scene.command("streams", "apply", "--nats-replicas", str(SIZE))
     await until_copies(scene.connection, Topology(NAMES), SIZE)
+
+
+async def started_with_copies(scene: Scene) -> None:
+    """All parts have been started since leases have copies, so that theirs outlast an election."""
+    await given_copies(scene)
     for process in scene.deployment.processes:
         scene.deployment.kill(process)
     await asyncio.sleep(0.5)
@@ -132,6 +137,7 @@ async def test_the_death_of_the_servers_that_lead_loses_and_repeats_and_refuses_
 
 
 async def test_clients_of_a_server_in_the_minority_go_to_the_others(cluster: NatsCluster, scene: Scene) -> None:
+    await given_copies(scene)
     cut_off = cluster.servers[0]
     for name in AT_FIRST:  # where they were sent by what came before
         scene.deployment.kill(scene.process(name))

@@ -14,7 +14,7 @@ from headrace.commands.explain import live_routers
 from headrace.commands.operating.control import live_workers
 from headrace.commands.operating.control_client import ask_all
 from headrace.jetstream.client import Connection
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, RequestTimeout
 from headrace.jetstream.ports import Message
 from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
@@ -70,13 +70,20 @@ async def until_well(deployment: ChaosDeployment, connection: Connection, names:
 
 
 async def until_at_rest(connection: Connection, names: Subjects, frontends: Sequence[Address], *, timeout_s: float) -> Residue:
-    """Wait until all counts are zero or `timeout_s` is over. Returns the last residue."""
+    """Wait until all counts are zero or `timeout_s` is over. Returns the last residue.
+
+    Raises RequestTimeout if the broker does not answer when the time is over; before, as in an election, it is asked again.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
-        found = await residue(connection, names, frontends)
-        if not any(found.counts.values()) or loop.time() >= deadline:
-            return found
+        try:
+            found = await residue(connection, names, frontends)
+            if not any(found.counts.values()) or loop.time() >= deadline:
+                return found
+        except RequestTimeout:
+            if loop.time() >= deadline:
+                raise
         await asyncio.sleep(_POLL_S)
 
 
