@@ -135,7 +135,7 @@ COVER := $(BIN)/coverage run -m pytest -q --hypothesis-profile=fast
 # Searches and the protocol's simulation are played with few seeds: more of them reach no more lines.
 coverage: export HEADRACE_SEEDS ?= 1
 coverage: export HEADRACE_EVERY ?= 97
-coverage: $(VENV)/.test ## lines and branches that all tests without an engine reach, processes too (some minutes)
+coverage: $(VENV)/.test ## lines and branches that all tests without an engine reach, processes too (half an hour and more)
 	@rm -rf .coverage && mkdir .coverage
 	@# a test that fails (1) is for `make test` to report: this counts lines
 	$(COVER) -m 'not engine and not fault' $(IN_TWO) --ignore=tests/engines --ignore=tests/faults $(ARGS) || [ $$? -eq 1 ]
