@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.router.index.types import Overlap
+from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.disagg.prefill_costs import local_decision
 from headrace.router.placement.disagg_planner import DisaggPlan
 from headrace.router.placement.load import WorkerLoad
@@ -13,6 +13,12 @@ from headrace.router.placement.worker_view import WorkerView
 def uncached_tokens(request: Waiting, overlap: Overlap) -> int:
     """Return the prompt tokens that have to be computed; the last one always has to."""
     return max(request.tokens - overlap.blocks * request.block_size, 1)
+
+
+def verified_overlap(view: CacheView, load: WorkerLoad, request: Waiting) -> Overlap:
+    """Return what the worker's cache has of a request's prompt, with every block compared."""
+    chain = request.chain
+    return load.info.whole(view.verify(load.info.worker, chain)) if len(chain) else NO_OVERLAP
 
 
 def local_plan(

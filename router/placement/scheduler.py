@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import Explanation, JobEvent, LoadReport
-from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
+from headrace.router.index.types import CacheView, Overlap
 from headrace.router.placement.admission import Admission
 from headrace.router.placement.costs.cost import has_room
 from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillView
-from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
+from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner
 from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.first_tokens import FirstTokens
 from headrace.router.placement.fleets.chooser import FleetChooser
@@ -26,7 +26,8 @@ from headrace.router.placement.fleets.grid import FleetGrid
 from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.lone_requests import LoneRequests
-from headrace.router.placement.placements import local_plan, make_placement
+from headrace.router.placement.overdue import OverdueRequests, Unplaceable
+from headrace.router.placement.placements import local_plan, make_placement, verified_overlap
 from headrace.router.placement.policies import Pick, make_policy
 from headrace.router.placement.room import Room
 from headrace.router.placement.router_backoff import RouterBackoff
@@ -35,7 +36,6 @@ from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.suspects.suspects import Suspects, on_trial
 from headrace.router.placement.suspects.trials import WaitingSuspect
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
-from headrace.router.placement.unplaceable import Unplaceable
 from headrace.router.placement.window_refresh import WindowRefresh, least_uncached
 from headrace.router.placement.worker_registry import WorkerRegistry
 from headrace.router.placement.worker_view import WorkerView
@@ -65,6 +65,9 @@ class Scheduler:
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
         self._refresh = WindowRefresh(view, self._window, self._queue)
         self._unplaceable = Unplaceable(self._window, self._loads, patience_s=settings.no_worker_s)
+        self._overdue = OverdueRequests(
+            settings, self._loads, self._window, self._queue, self._admission, self._unplaceable, self.disagg
+        )
         self._suspects = Suspects(self._loads, self._window, self._queue)
         self._workers = WorkerRegistry(settings, self._loads, self.disagg, self._suspects.lost)
         self._presence = InteractivePresence(settings.batch_quiet_s)
@@ -309,7 +312,7 @@ class Scheduler:
         row = self._window.rows[request.id]
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
-        overlap = self._verify(load, request)
+        overlap = verified_overlap(self._view, load, request)
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
@@ -321,7 +324,7 @@ class Scheduler:
     def _place_on_trial(self, suspect: WaitingSuspect, load: WorkerLoad, now_s: float) -> Placement:
         request = suspect.request
         workers = self._room.view(None, now_s)
-        overlap = self._verify(load, request)
+        overlap = verified_overlap(self._view, load, request)
         wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
         plan = local_plan(request, load, overlap, workers, wait_s, decision="trial" if self.disagg.known else "")
         placement = self._fleets.on_trial(on_trial(make_placement(request, load, overlap, plan, "trial", now_s), suspect), load)
@@ -351,24 +354,8 @@ class Scheduler:
             blocks_held = placement.new_blocks if load.info.kv_events else request.chain
             self._view.predict(worker, blocks_held, now_s=now_s)
 
-    def _verify(self, load: WorkerLoad, request: Waiting) -> Overlap:
-        chain = request.chain
-        return load.info.whole(self._view.verify(load.info.worker, chain)) if len(chain) else NO_OVERLAP
-
     def _shed_overdue(self, now_s: float) -> list[Shed]:
-        """Shed requests whose deadline has passed, and those that no worker may take for too long."""
-        decisions: list[Shed] = []
-        for request in self._queue.expired(now_s):
-            self._drop_request(request.id)
-            decisions.append(self._admission.late(request, now_s))
-        refused = self._unplaceable.overdue(now_s) if len(self._loads) else []
-        if self.settings.prefill_unready == "refuse":
-            rows = self.disagg.refused(self._window, self.disagg.prefill_side(now_s))
-            refused += [no_prefill_worker(row.request) for row in rows]
-        for shed in refused:
-            self._queue.remove(shed.request.id)
-            self._drop_request(shed.request.id)
-        decisions += refused
+        decisions = self._overdue.shed(now_s, self._drop_request)
         for shed in decisions:
             self._log.shed(shed, now_s)
         return decisions

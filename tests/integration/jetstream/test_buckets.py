@@ -19,7 +19,7 @@ from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.conftest import Connect
-from tests.integration.jetstream.test_connection import until
+from tests.integration.jetstream.waiting import until
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from headrace.jetstream.specs import BucketSpec
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import BLOCKS, Topology, request_consumer, work_consumer
 from tests.conftest import Connect
-from tests.integration.jetstream.test_connection import until
 from tests.integration.jetstream.test_pull import running
+from tests.integration.jetstream.waiting import until
 
 
 async def test_a_topology_is_planned_made_and_then_as_it_should_be(connect: Connect, subjects: Subjects) -> None:

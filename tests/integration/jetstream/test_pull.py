@@ -17,7 +17,7 @@ from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer
 from tests.conftest import Connect
-from tests.integration.jetstream.test_connection import until
+from tests.integration.jetstream.waiting import until
 
 
 @contextlib.asynccontextmanager

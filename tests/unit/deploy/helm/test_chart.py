@@ -14,51 +14,15 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from deploy.kubernetes.write import CHART, rendered, texts
-from headrace.jetstream.subjects import pool_id
 from tests.support.chart_values import another, any_value, at, places, with_value
 from tests.support.command_lines import drain_s, is_known, read
 from tests.support.kubernetes_objects import VERSIONS, Object, containers, faults, needs_tools, pod_templates, selects
+from tests.support.whole_chart import EVERYTHING
 
 pytestmark = needs_tools
 
 SCHEMA: Any = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS: Any = yaml.safe_load((CHART / "values.yaml").read_text())
-LOGIN = {"secret": "login"}
-EVERYTHING: dict[str, Any] = {
-    "nats": {"enabled": True},
-    "broker": {"tlsCaSecret": "nats-ca"},
-    "frontend": {"apiKeySecret": {"name": "keys"}, "tlsSecret": "tls", "login": LOGIN},
-    "router": {"login": LOGIN},
-    "planner": {"enabled": True, "login": LOGIN},
-    "console": {"enabled": True, "keySecret": {"name": "console"}, "login": LOGIN},
-    "steward": {"login": LOGIN},
-    "podMonitor": {"enabled": True},
-    "pools": {
-        "own": {
-            "engine": "vllm-cuda",
-            "model": "org/Model-1.5",
-            "login": LOGIN,
-            "hubTokenSecret": {"name": "hub"},
-            "modelCache": {"claim": "models"},
-            "roles": {
-                "aggregated": {"scaling": {"enabled": True}},
-                "prefill": {},
-                "decode": {},
-                "encode": {},
-            },
-        },
-        "plain": {
-            "engine": "sglang-cuda",
-            "model": "org/moe",
-            "login": LOGIN,
-            "hubTokenSecret": {"name": "hub"},
-            "modelCache": {"claim": "models"},
-            "roles": {"aggregated": {"nodes": 2, "scaling": {"enabled": True}}},
-        },
-        "default": {"roles": {"aggregated": {}}},
-        "planned": {"roles": {"decode": {"scaling": {"enabled": True, "by": "planner"}}}},
-    },
-}
 NAMES = {("pools",): ("own",)}
 # all roles are made by one template: of prefill and encode the number of workers is enough
 SAME = [("roles", "prefill"), ("roles", "encode")]
@@ -70,11 +34,6 @@ PLACES = [
     and not any(place[at : at + 2] in SAME and len(place) > at + 3 for at in range(len(place)))
 ]
 PARTS = ("frontend", "router", "worker", "planner", "console", "steward")
-
-
-@pytest.fixture(scope="module")
-def everything() -> list[Object]:
-    return rendered(EVERYTHING)
 
 
 @cache
@@ -109,14 +68,6 @@ def test_a_value_reaches_an_object(place: tuple[str, ...], schema: Any) -> None:
     assert before != after, f"{'.'.join(place)} = {value!r} changes nothing"
     if isinstance(value, str | int) and not isinstance(value, bool):
         assert str(value) in "\n".join(after)
-
-
-def test_a_pool_that_scales_to_more_than_it_may_is_refused() -> None:
-    from helm_python import HelmError
-
-    scaling = {"enabled": True, "least": 5, "most": 4}
-    with pytest.raises(HelmError, match="least"):
-        rendered({"pools": {"p": {"roles": {"aggregated": {"scaling": scaling}}}}})
 
 
 def test_a_value_that_no_template_reads_is_found() -> None:
@@ -275,90 +226,6 @@ def test_selectors_budgets_and_policies_select_the_pods_they_are_for(everything:
     (everyone,) = (one for one in everything if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "headrace")
     assert all(selects(everyone["spec"]["podSelector"]["matchLabels"], pod) for pod in pods)
     assert len({json.dumps([thing["kind"], thing["metadata"]["name"]]) for thing in everything}) == len(everything)
-
-
-@pytest.mark.parametrize(
-    ("model", "fleet"), [("Qwen/Qwen3-0.6B", ""), ("a.b_c/D", "h100"), ("x" * 60, "")], ids=["plain", "of a fleet", "long"]
-)
-def test_keda_reads_what_the_planner_wants_for_exactly_this_pool(model: str, fleet: str) -> None:
-    role = {"scaling": {"enabled": True}, "fleet": fleet}
-    found = rendered({"planner": {"enabled": True}, "pools": {"p": {"model": model, "roles": {"decode": role}}}})
-    (scaled,) = (one for one in found if one["kind"] == "ScaledObject")
-    (trigger,) = scaled["spec"]["triggers"]
-    (service,) = (one for one in found if one["kind"] == "Service" and one["metadata"]["name"] == "headrace-planner")
-    pool = f"{pool_id(model)}.{fleet}" if fleet else pool_id(model)
-    address = f"http://headrace-planner.headrace.svc:{service['spec']['ports'][0]['port']}"
-    assert trigger["metadata"]["url"] == f"{address}/desired/{pool}/decode"
-    assert trigger["metadata"]["valueLocation"] == "desired"
-    name = scaled["spec"]["scaleTargetRef"]["name"]
-    (target,) = (one for one in found if one["metadata"]["name"] == name and one["kind"] == "Deployment")
-    assert "replicas" not in target["spec"], "or each upgrade would undo what was scaled"
-
-
-@pytest.mark.parametrize(("nodes", "fleet"), [(1, ""), (1, "h100"), (2, "")])
-def test_a_planner_that_scales_itself_finds_its_object_and_has_the_rights_for_it_alone(nodes: int, fleet: str) -> None:
-    role = {"scaling": {"enabled": True, "by": "planner", "least": 2, "most": 9}, "fleet": fleet, "nodes": nodes}
-    pool = {"engine": "sglang-cuda", "model": "org/m", "roles": {"decode": role}}
-    found = rendered({"planner": {"enabled": True}, "pools": {"p": pool}})
-    kind = "LeaderWorkerSet" if nodes > 1 else "Deployment"
-    (scaled,) = (one for one in found if one["kind"] == kind and one["metadata"]["name"].endswith("-p-decode"))
-    assert scaled["metadata"]["labels"]["plan.headrace/role"] == "decode"
-    wanted = f"{pool_id('org/m')}.{fleet}" if fleet else pool_id("org/m")
-    assert scaled["metadata"]["annotations"] == {
-        "plan.headrace/pool": wanted,
-        "plan.headrace/least": "2",
-        "plan.headrace/most": "9",
-    }
-    assert "replicas" not in scaled["spec"]
-    assert not any(one["kind"] == "ScaledObject" for one in found), "two would pull at one number"
-    (planner,) = (one for one, _, _ in containers(found) if one["args"][0] == "planner")
-    assert planner["args"][-3:] == ["--mode", "act", "--kubernetes"]
-    (rights,) = (one for one in found if one["kind"] == "Role")
-    (bound,) = (one for one in found if one["kind"] == "RoleBinding")
-    assert bound["roleRef"]["name"] == rights["metadata"]["name"]
-    assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "headrace-planner", "namespace": "headrace"}]
-    verbs = {resource: rule["verbs"] for rule in rights["rules"] for resource in rule["resources"]}
-    assert {name: sorted(allowed) for name, allowed in verbs.items()} == {
-        "deployments": ["list"],
-        "deployments/scale": ["get", "patch"],
-        "leaderworkersets": ["list"],
-        "leaderworkersets/scale": ["get", "patch"],
-        "pods": ["list", "patch"],
-    }
-
-
-def test_without_a_planner_that_scales_nobody_has_rights() -> None:
-    found = rendered({"planner": {"enabled": True}, "pools": {"p": {"roles": {"decode": {"scaling": {"enabled": True}}}}}})
-    assert not any(one["kind"] in ("Role", "RoleBinding") for one in found)
-    assert {template["spec"]["automountServiceAccountToken"] for _, template, _ in containers(found)} == {False}
-
-
-def test_scaling_by_a_planner_that_does_not_run_is_refused() -> None:
-    from helm_python import HelmError
-
-    scaling = {"enabled": True, "by": "planner"}
-    with pytest.raises(HelmError, match=r"planner\.enabled"):
-        rendered({"pools": {"p": {"roles": {"decode": {"scaling": scaling}}}}})
-
-
-def test_the_parts_of_an_engine_over_several_nodes_find_each_other_and_end_together(everything: list[Object]) -> None:
-    (group,) = (one for one in everything if one["kind"] == "LeaderWorkerSet")
-    parts = group["spec"]["leaderWorkerTemplate"]
-    assert parts["restartPolicy"] == "RecreateGroupOnPodRestart"
-    for template in (parts["leaderTemplate"], parts["workerTemplate"]):
-        arguments = template["spec"]["containers"][0]["args"]
-        assert {"nnodes=2", "node_rank=$(LWS_WORKER_INDEX)", "dist_init_addr=$(LWS_LEADER_ADDRESS):20000"} <= set(arguments)
-    assert "readinessProbe" not in parts["workerTemplate"]["spec"]["containers"][0], "a follower takes no requests"
-
-
-def test_the_parts_of_a_vllm_find_each_other_by_its_own_settings() -> None:
-    pool = {"engine": "vllm-cuda", "model": "org/large", "roles": {"aggregated": {"nodes": 2}}}
-    (group,) = (one for one in rendered({"pools": {"p": pool}}) if one["kind"] == "LeaderWorkerSet")
-    for template in (group["spec"]["leaderWorkerTemplate"][part] for part in ("leaderTemplate", "workerTemplate")):
-        arguments = template["spec"]["containers"][0]["args"]
-        wanted = {"nnodes=2", "node_rank=$(LWS_WORKER_INDEX)", "master_addr=$(LWS_LEADER_ADDRESS)", "master_port=20000"}
-        assert wanted <= set(arguments)
-        assert not any(argument.startswith("dist_init_addr") for argument in arguments)
 
 
 def test_a_worker_knows_its_pool_and_version_and_zone_by_the_labels_of_its_pod(everything: list[Object]) -> None:

@@ -1,15 +1,21 @@
-"""Waiting requests that no worker may take: they are refused, with the reason, if no such worker comes in time."""
+"""Overdue requests: those whose deadline has passed, and those that have waited too long for a worker that may take them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from headrace.router.placement.admission import Admission
 from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.disagg_planner import DisaggPlanner, no_prefill_worker
 from headrace.router.placement.eligibility import comes
+from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.load import LoadTable
+from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Shed, Waiting
 
 
 class Unplaceable:
-    """Watches a window for them. They wait up to `patience_s` for a worker that may take them, or for a waking one."""
+    """Watches a window for requests that no worker may take. They wait up to `patience_s` for one, or for a waking one."""
 
     def __init__(self, window: CostMatrix, loads: LoadTable, *, patience_s: float) -> None:
         self._window = window
@@ -42,6 +48,43 @@ class Unplaceable:
             elif now_s - row.ineligible_since_s > self._patience_s and not comes(row.request, self._loads):
                 found.append(_shed(row.request, now_s - row.ineligible_since_s))
         return found
+
+
+class OverdueRequests:
+    """Finds the requests of one window that have waited for too long, and takes them out of the queue."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        loads: LoadTable,
+        window: CostMatrix,
+        queue: TurnQueues,
+        admission: Admission,
+        unplaceable: Unplaceable,
+        disagg: DisaggPlanner,
+    ) -> None:
+        self._refuses_unready = settings.prefill_unready == "refuse"
+        self._loads = loads
+        self._window = window
+        self._queue = queue
+        self._admission = admission
+        self._unplaceable = unplaceable
+        self._disagg = disagg
+
+    def shed(self, now_s: float, drop: Callable[[str], None]) -> list[Shed]:
+        """List the refusals. Each request is handed to `drop`, which takes it out of the window."""
+        late = []
+        for request in self._queue.expired(now_s):
+            drop(request.id)  # before the others are looked for, which it might be one of
+            late.append(self._admission.late(request, now_s))
+        refused = self._unplaceable.overdue(now_s) if len(self._loads) else []
+        if self._refuses_unready:
+            rows = self._disagg.refused(self._window, self._disagg.prefill_side(now_s))
+            refused += [no_prefill_worker(row.request) for row in rows]
+        for shed in refused:
+            self._queue.remove(shed.request.id)
+            drop(shed.request.id)
+        return late + refused
 
 
 def _shed(request: Waiting, waited_s: float) -> Shed:
