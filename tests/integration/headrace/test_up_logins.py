@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from headrace.client import ClientOptions, NotAllowed, NotSubmitted, connect
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import AccessDenied
 from headrace.jetstream.subjects import Subjects
+from tests.support.up_logins import folder_of, headrace, violations
 from tests.support.up_process import RunningUp, routed_up
 
 pytestmark = pytest.mark.deployment
@@ -47,26 +47,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 def openai(up: RunningUp) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
-
-
-def folder_of(up: RunningUp) -> Path:
-    return up.run_file.parents[2]
-
-
-def headrace(up: RunningUp, *words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    command = [sys.executable, "-P", "-m", "headrace", *words]
-    done = subprocess.run(
-        command, cwd=folder_of(up), env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def violations(up: RunningUp) -> list[str]:
-    """What the server has refused since it was started."""
-    log = folder_of(up) / ".headrace" / "nats" / "nats-server.log"
-    return [line for line in log.read_text().splitlines() if "Violation" in line]
 
 
 def until(what: str, met: Any, within_s: float = TIMEOUT_S) -> Any:
@@ -379,43 +359,3 @@ def test_no_argument_and_no_environment_of_a_part_has_a_seed(up: RunningUp) -> N
     assert not any(seed in one for one in told for seed in seeds)
     for path in folder.iterdir():
         assert not path.stat().st_mode & 0o077, path
-
-
-def busiest_worker(up: RunningUp) -> int:
-    """Return the process id of the worker that holds the most requests: without a router one may have taken all."""
-    told = json.loads(headrace(up, "worker", "status", "--json"))
-    return int(max(told, key=lambda one: sum((one["state"] or {}).get("states", {}).values()))["pid"])
-
-
-def test_work_of_a_dead_worker_is_taken_over_without_a_router(tmp_path: Path) -> None:
-    """The other worker reads and deletes it through the steward, and removes the consumer whose name it does not know."""
-    slow = ("--engine-arg", 'timing_overrides={"decode_base_s": 0.01}')
-    flags = ("--nats-login", "roles", "--workers", "2", "--routers", "0", "--log-format", "json", *slow)
-    running = RunningUp(tmp_path, *flags)
-    try:
-        running.until_ready()
-        running.until("both workers", lambda: len(headrace(running, "worker", "status").splitlines()) == 3)
-        with OpenAI(base_url=f"{running.state()['url']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
-            streams = [
-                client.chat.completions.create(
-                    model=MODEL, messages=[{"role": "user", "content": f"{n}"}], max_tokens=500, stream=True
-                )
-                for n in range(6)
-            ]
-            for stream in streams:
-                next(iter(stream))
-            os.kill(busiest_worker(running), signal.SIGKILL)
-            for stream in streams:
-                assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in stream) > 400
-        assert running.events("job.moved")
-        assert not violations(running)
-    finally:
-        running.stop()
-
-
-@pytest.mark.skipif(find_spec("nixl") is None, reason="KV blocks move over NIXL")
-def test_prefill_and_decode_apart_work_with_logins(tmp_path: Path) -> None:
-    with routed_up(tmp_path, "--nats-login", "roles", "--mode", "disagg") as running:
-        assert asyncio.run(asyncio.to_thread(running.chat))
-        running.until("an answer", running.answers)
-        assert not violations(running)
