@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_S = 30.0
+START_S = 90.0
 
 
 class RunningUp:
