@@ -5,7 +5,9 @@ A fork has it.  What else it would have of the worker is let go: TCP connections
 worker has closed them; event loops, whose files in the kernel are shared with those of the worker; and the pipe that tells the
 worker of signals.
 
-It is forked from the thread that builds vLLM, which has computed nothing yet: PyTorch's threads do not survive a fork.
+It is forked from the thread that builds vLLM, which has computed nothing yet, or only by itself: PyTorch's threads do not
+survive a fork, and a core that has them in its books waits for them for ever.  Processors of some models compute before the
+fork, so until then this thread gets no help.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 CHOSEN = os.environ.get(METHOD)
 """The operator's setting, read before this module changes it."""
 
-_forking: ContextVar[bool] = ContextVar("forking", default=False)
+OWN_THREADS = "OMP_NUM_THREADS"
+"""The variable by which vLLM sets PyTorch's threads around its calls of processors."""
+
+_forking: ContextVar[tuple[int, str | None] | None] = ContextVar("forking", default=None)
+"""PyTorch's threads that a process forked now is to have, and the variable; None in threads that start none of vLLM's."""
 
 
 def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
@@ -48,12 +54,27 @@ def forked_core(environ: MutableMapping[str, str]) -> Iterator[None]:
     """Have vLLM fork the processes that this thread starts, and have them close the worker's shared descriptors."""
     _register()
     _quieten_dynamo(environ)
-    environ[METHOD], before = "fork", _forking.set(True)
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch is not None else 1
+    told = environ.get(OWN_THREADS)
+    environ[METHOD], before = "fork", _forking.set((threads, told))
+    _compute_with(1, environ, "1")
     try:
         yield
     finally:
+        _compute_with(threads, environ, told)
         environ[METHOD] = "spawn"
         _forking.reset(before)
+
+
+def _compute_with(threads: int, environ: MutableMapping[str, str], told: str | None) -> None:
+    if told is None:
+        environ.pop(OWN_THREADS, None)
+    else:
+        environ[OWN_THREADS] = told
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
 
 
 @cache
@@ -74,8 +95,11 @@ def _let_go() -> None:
 
     The descriptor numbers stay in use, because objects in this process still hold them.
     """
-    if not _forking.get():
+    before = _forking.get()
+    if before is None:
         return
+    threads, told = before
+    _compute_with(threads, os.environ, told)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

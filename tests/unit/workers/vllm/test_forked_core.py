@@ -96,3 +96,24 @@ def test_vllm_forks_only_while_it_is_told_to() -> None:
 )
 def test_a_core_is_forked_where_that_is_safe(made: SimpleNamespace, cpu: bool, chosen: str | None, may: bool) -> None:
     assert may_fork(made, cpu=cpu, chosen=chosen) is (may and sys.platform == "linux")
+
+
+def test_what_is_computed_before_the_fork_starts_no_threads_that_the_core_would_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's threads are not in a fork; a core that has them in its books never ends its first computation."""
+    given: list[int] = []
+    torch = SimpleNamespace(get_num_threads=lambda: 8, set_num_threads=given.append)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    with forked_core(os.environ):
+        assert (given, os.environ["OMP_NUM_THREADS"]) == ([1], "1"), "what this thread computes stays in this thread"
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.write(writing, f"{given} {os.environ['OMP_NUM_THREADS']}".encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as told:
+            assert told.read() == "[1, 8] 8", "the core has them all"
+        os.wait()
+    assert (given, os.environ["OMP_NUM_THREADS"]) == ([1, 8], "8")
