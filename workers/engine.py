@@ -120,11 +120,17 @@ class EngineInfo:
     prompt_embeds: bool = False  # accepts prompts as embeddings
     beam_width: int = 0  # most beams of a beam search, 0 = none
     ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
+    parallel: Mapping[str, int] = field(default_factory=dict)  # ranks that share the model, by kind (`several`)
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt
     encoder: str = ""  # engines with equal words make the same embeddings of media, and pass them on; empty = none are passed
     hands_over_media: bool = False  # whether blocks of prompts with media can be handed over
     follows: bool = False  # computes a part of an engine that another node's worker serves, and takes no sequences itself
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def several(**ranks: int | None) -> dict[str, int]:
+    """Return the kinds of ranks (tensor, pipeline, expert) of which there are several."""
+    return {kind: number for kind, number in ranks.items() if number is not None and number > 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

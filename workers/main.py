@@ -52,7 +52,7 @@ from headrace.workers.kv.cache_events import create_cache_events
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.models.chat_template import read_template
 from headrace.workers.models.served_name import served_name
-from headrace.workers.operating.health import WorkerHealth
+from headrace.workers.operating.health import WorkerHealth, parallel_facts
 from headrace.workers.operating.operations import EngineOperator, SetLogLevel
 from headrace.workers.parsing.selection import ParserChoice, ParserFamily, choose
 from headrace.workers.registration import (
@@ -142,7 +142,8 @@ async def run_worker(
         await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         state.starts("the worker is being registered")
         metrics.ENGINE_START_S.set(time.monotonic() - started)
-        log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
+        facts = {"engine": info.engine, "version": info.version, **parallel_facts(info)}
+        log.info("engine.started", **facts, took_s=round(time.monotonic() - started, 1))
         started_engine = StartedEngine(engine, info, runtime, family, parsers, token, template, folders)
         await _serve(settings, options, subjects, started_engine, OfProcess(state, set_log_level))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ pytestmark = [
 
 MODEL = "watches"
 FRAMES, SIDE = 6, 224
+SETTINGS = {**ARGS, "trust_remote_code": True, "worker_extension_cls": "tests.engines.support.core_threads.CoreThreads"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, nats_server: EmbeddedServer) -> AsyncIterator[World]:
     folder = write_video_model(tmp_path_factory.mktemp("video") / "model", model_dir)
-    async with media_world(folder, MODEL, nats_server, {**ARGS, "trust_remote_code": True}) as made:
+    async with media_world(folder, MODEL, nats_server, SETTINGS) as made:
         yield made
 
 
@@ -54,6 +56,13 @@ def film(data: bytes) -> dict[str, Any]:
 async def test_it_takes_videos_whose_length_only_vllm_knows(world: World) -> None:
     assert world.parts.engine.capabilities.media == {"image", "video"}
     assert world.parts.engine.offer.slots["video"].tokens == 0
+
+
+async def test_the_core_computes_with_all_threads_though_the_processor_before_the_fork_had_one(world: World) -> None:
+    import torch
+
+    (told,) = await world.llm.collective_rpc("computing_threads")
+    assert told == [torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])]
 
 
 async def test_the_answer_is_vllms_own_and_depends_on_the_film(world: World, tmp_path: Path) -> None:

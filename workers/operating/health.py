@@ -56,6 +56,7 @@ class WorkerHealth:
             "kinds": self._card.kinds,
             "role": member.role,
             "engine": f"{self._info.engine} {self._info.version}".rstrip(),
+            **parallel_facts(self._info),
             "lease_held": session.registered,
             "runs": len(session.state.runs),
             "slots": member.slots,
@@ -64,6 +65,11 @@ class WorkerHealth:
             **({"ranks": [load_facts(rank) for rank in load.ranks]} if load.ranks else {}),
             **self._runtime.watchdog.report(),
         }
+
+
+def parallel_facts(info: EngineInfo) -> dict[str, dict[str, int]]:
+    """Return the ranks that share the model, by kind, as orchestrators and operators see them."""
+    return {"parallel": dict(info.parallel)} if info.parallel else {}
 
 
 def show_load(load: Load) -> None:

@@ -15,7 +15,7 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import EngineError, UnsupportedByEngine, WorkerError
 from headrace.workers.health.probe import EngineProbe
-from headrace.workers.operating.health import load_facts
+from headrace.workers.operating.health import load_facts, parallel_facts
 from headrace.workers.operating.memory import measure
 from headrace.workers.runtime.runtime import Runtime
 
@@ -83,7 +83,7 @@ class EngineOperator:
         return f"; it can when started with {needs}" if needs else ""
 
     async def health(self, *, canary: bool, timeout_s: float) -> tuple[bool, dict[str, Any]]:
-        report: dict[str, Any] = {"engine": self._info.engine, "version": self._info.version}
+        report: dict[str, Any] = {"engine": self._info.engine, "version": self._info.version, **parallel_facts(self._info)}
         dead = self._runtime.dead
         if dead.done():
             return False, {**report, "alive": False, "why": dead.result()}

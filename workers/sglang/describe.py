@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import WIDEST_BEAM_SEARCH, Capabilities, EngineConfig, EngineInfo
+from headrace.workers.engine import WIDEST_BEAM_SEARCH, Capabilities, EngineConfig, EngineInfo, several
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTER_OPERATIONS, adapters_of
 from headrace.workers.sglang.adapters import read_adapter
@@ -41,6 +41,7 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         blocks=tokens // args.page_size * ranks(config),
         slots=_slots(engine),
         ranks=ranks(config),
+        parallel=several(tensor=args.tp_size, pipeline=args.pp_size, expert=args.ep_size),
         vocab_size=model.vocab_size,
         eos_token_ids=_eos_ids(manager),
         kinds=("chat", "completion") if model.is_generation else ("embedding",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.workers.engine import several
 from headrace.workers.errors import EngineStartFailed
 
 SPAWNED = "TLLM_SPAWN_PROXY_PROCESS"
@@ -30,6 +31,12 @@ def world_size(args: Mapping[str, Any]) -> int:
 def attention_ranks(args: Mapping[str, Any]) -> int:
     """Return the number of attention data-parallel ranks, each with a KV cache of its own."""
     return int(args.get("tensor_parallel_size") or 1) if args.get("enable_attention_dp") else 1
+
+
+def shared_by(args: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ranks that share the model, by kind."""
+    kinds = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "expert": "moe_expert"}
+    return several(**{kind: int(args.get(f"{name}_parallel_size") or 1) for kind, name in kinds.items()})
 
 
 def launch_command(world: int, *worker: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from headrace.workers.trtllm.adapters import Adapters, read_adapter
 from headrace.workers.trtllm.convert import Model
 from headrace.workers.trtllm.installed_check import Installed, load_installed
 from headrace.workers.trtllm.kv_feed import KvFeeds
-from headrace.workers.trtllm.launch import attention_ranks, check_launch
+from headrace.workers.trtllm.launch import attention_ranks, check_launch, shared_by
 from headrace.workers.trtllm.load_meter import LoadMeter
 from headrace.workers.trtllm.logits import LogitsProcessors
 from headrace.workers.trtllm.model_files import ModelFacts, local_folder, read_model
@@ -184,6 +184,7 @@ def _describe(config: EngineConfig, installed: Installed, built: _Built, *, bloc
         prefill_samples=bool(hands_over),
         beam_width=WIDEST_BEAMS,
         ranks=ranks,
+        parallel=shared_by(built.args),
         default_sampling=files.default_sampling,
         extra={"release_line": installed.line, "host_cache_bytes": cache.host_cache_size or 0},
     )

@@ -7,7 +7,7 @@ worker of signals.
 
 It is forked from the thread that builds vLLM, which has computed nothing yet, or only by itself: PyTorch's threads do not
 survive a fork, and a core that has them in its books waits for them for ever.  Processors of some models compute before the
-fork, so until then this thread gets no help.
+fork, so until then this thread gets no help.  From the fork on both sides have all of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CHOSEN = os.environ.get(METHOD)
 OWN_THREADS = "OMP_NUM_THREADS"
 """The variable by which vLLM sets PyTorch's threads around its calls of processors."""
 
-_forking: ContextVar[tuple[int, str | None] | None] = ContextVar("forking", default=None)
-"""PyTorch's threads that a process forked now is to have, and the variable; None in threads that start none of vLLM's."""
+_forking: ContextVar[_Alone | None] = ContextVar("forking", default=None)
+"""What a thread that starts vLLM's processes computes with; None in all others."""
 
 
 def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
@@ -54,32 +54,46 @@ def forked_core(environ: MutableMapping[str, str]) -> Iterator[None]:
     """Have vLLM fork the processes that this thread starts, and have them close the worker's shared descriptors."""
     _register()
     _quieten_dynamo(environ)
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch is not None else 1
-    told = environ.get(OWN_THREADS)
-    environ[METHOD], before = "fork", _forking.set((threads, told))
-    _compute_with(1, environ, "1")
+    alone = _Alone(environ)
+    environ[METHOD], before = "fork", _forking.set(alone)
     try:
         yield
     finally:
-        _compute_with(threads, environ, told)
+        alone.end()
         environ[METHOD] = "spawn"
         _forking.reset(before)
 
 
-def _compute_with(threads: int, environ: MutableMapping[str, str], told: str | None) -> None:
-    if told is None:
-        environ.pop(OWN_THREADS, None)
-    else:
-        environ[OWN_THREADS] = told
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(threads)
+class _Alone:
+    """A thread that computes by itself, without PyTorch's other threads, until it ends that."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        self._torch: Any = sys.modules.get("torch")
+        self._threads = self._torch.get_num_threads() if self._torch is not None else 1
+        self._environ, self._told = environ, environ.get(OWN_THREADS)
+        self._ended = False
+        environ[OWN_THREADS] = "1"
+        self._compute_with(1)
+
+    def end(self) -> None:
+        """Compute with as many threads as before. A second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._told is None:
+            self._environ.pop(OWN_THREADS, None)
+        else:
+            self._environ[OWN_THREADS] = self._told
+        self._compute_with(self._threads)
+
+    def _compute_with(self, threads: int) -> None:
+        if self._torch is not None:
+            self._torch.set_num_threads(threads)
 
 
 @cache
 def _register() -> None:
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_parent=_compute_on, after_in_child=_let_go)
 
 
 def _quieten_dynamo(environ: Mapping[str, str]) -> None:
@@ -90,16 +104,20 @@ def _quieten_dynamo(environ: Mapping[str, str]) -> None:
         torch._dynamo.config.disable = True
 
 
+def _compute_on() -> None:
+    alone = _forking.get()
+    if alone is not None:
+        alone.end()
+
+
 def _let_go() -> None:
     """Close everything that the kernel shares with the worker, and handle signals as a new process does. Runs in the child.
 
     The descriptor numbers stay in use, because objects in this process still hold them.
     """
-    before = _forking.get()
-    if before is None:
+    if _forking.get() is None:
         return
-    threads, told = before
-    _compute_with(threads, os.environ, told)
+    _compute_on()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo, Role
+from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo, Role, several
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.models.download_progress import growth_reported
@@ -171,6 +171,7 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
         blocks=cache.num_gpu_blocks or 0,  # an encoder has none
         slots=vllm_config.scheduler_config.max_num_seqs * ranks,
         ranks=ranks,
+        parallel=_parallel(vllm_config.parallel_config),
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(llm),
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
@@ -185,6 +186,13 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
             "kv_cache_tokens": cache.block_size * (cache.num_gpu_blocks or 0),
         },
     )
+
+
+def _parallel(parallel: Any) -> dict[str, int]:
+    """Return the ranks that share the model. Experts are spread over all ranks of layers and data, or over none."""
+    tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
+    experts = tensor * data if parallel.enable_expert_parallel else 1
+    return several(tensor=tensor, pipeline=parallel.pipeline_parallel_size, expert=experts)
 
 
 def _beam_width(model: Any) -> int:

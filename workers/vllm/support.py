@@ -34,7 +34,7 @@ _POOLING_MODEL = "a pooling model"
 _MEDIA_MODEL = "a model for it"
 _BY_SERVED_MODELS = "tests/engines/test_embeddings.py puts it beside vLLM's own server"
 _BY_PAIRS = "tests/engines/test_vllm_disagg.py drives it with two engines"
-_BY_MEDIA = "tests/engines/test_vllm_media.py and test_vllm_sound.py put it beside vLLM asked directly"
+_BY_MEDIA = "tests/engines/test_vllm_media.py, test_vllm_video.py and test_vllm_sound.py put it beside vLLM asked directly"
 
 SUPPORT = EngineSupport(
     name="vllm",
@@ -70,8 +70,8 @@ SUPPORT = EngineSupport(
         "role encode": "tests/engines/test_vllm_encode.py runs one beside a worker that serves",
         "handover params": _BY_PAIRS,
         "media image": _BY_MEDIA,
+        "media video": _BY_MEDIA,
         "media audio": _BY_MEDIA,
-        "media video": "no model that takes videos was at hand",
         "kind embedding": _BY_SERVED_MODELS,
         "kind score": _BY_SERVED_MODELS,
         "kind classify": _BY_SERVED_MODELS,

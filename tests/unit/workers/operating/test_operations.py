@@ -40,9 +40,9 @@ class Operable(FakeEngine):
         return cast("Mapping[str, Any]", answer)
 
 
-def operated(engine: Operable, *, engine_name: str = "fake") -> tuple[EngineOperator, Runtime, list[str]]:
+def operated(engine: Operable, *, engine_name: str = "fake", **more: Any) -> tuple[EngineOperator, Runtime, list[str]]:
     warmed: list[str] = []
-    info = replace(INFO, engine=engine_name)
+    info = replace(INFO, engine=engine_name, **more)
     runtime = Runtime(engine, stall_s=60.0)  # type: ignore[arg-type]
     probe = EngineProbe(engine, runtime, info, token=1)  # type: ignore[arg-type]
 
@@ -117,6 +117,11 @@ async def test_health_tells_of_an_engine_that_does_not_answer() -> None:
     healthy, report = await able.health(canary=True, timeout_s=0.05)  # nobody feeds this engine
     assert (healthy, report["why"]) == (False, "the engine did not answer within 0.05 s")
     assert (await able.health(canary=False, timeout_s=0.05))[0]
+
+
+async def test_health_tells_how_many_ranks_share_the_model() -> None:
+    able, _, _ = operated(Operable(), parallel={"tensor": 2})
+    assert (await able.health(canary=False, timeout_s=0.05))[1]["parallel"] == {"tensor": 2}
 
 
 async def test_health_tells_why_an_engine_is_dead() -> None:

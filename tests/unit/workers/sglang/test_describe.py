@@ -30,6 +30,9 @@ def engine(folder: Path, *, generates: bool = True, snapshots: tuple[int, ...] =
         "skip_tokenizer_init": False,
         "disaggregation_mode": "null",
         "disable_overlap_schedule": False,
+        "tp_size": 1,
+        "pp_size": 1,
+        "ep_size": 1,
         **args,
     }
     model = SimpleNamespace(
@@ -66,12 +69,17 @@ def test_the_sizes_are_those_of_the_scheduler(folder: Path) -> None:
     assert (info.blocks, info.slots, info.step_tokens, info.ranks) == (200, 8, 2048, 1)
     assert (info.vocab_size, info.eos_token_ids, info.kinds) == (77, (2, 5), ("chat", "completion"))
     assert info.default_sampling == {"temperature": 0.6}
-    assert (info.extra["dtype"], info.handover) == ("float32", "")
+    assert (info.extra["dtype"], info.handover, info.parallel) == ("float32", "", {})
 
 
 def test_the_sizes_of_several_ranks_are_those_of_all(folder: Path) -> None:
     info = describe(engine(folder, snapshots=(8, 8)), config(folder, dp_size=2), "0")
     assert (info.ranks, info.blocks, info.slots) == (2, 400, 16)
+
+
+def test_the_ranks_that_share_the_model_are_told_by_kind(folder: Path) -> None:
+    info = describe(engine(folder, tp_size=4, ep_size=2), config(folder), "0")
+    assert info.parallel == {"tensor": 4, "expert": 2}
 
 
 def test_a_part_of_an_engine_on_a_later_node_has_neither_requests_nor_a_tokenizer() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.trtllm.launch import attention_ranks, check_launch, launch_command, world_size
+from headrace.workers.trtllm.launch import attention_ranks, check_launch, launch_command, shared_by, world_size
 
 LEADER = {"TLLM_SPAWN_PROXY_PROCESS": "1", "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR": "tcp://127.0.0.1:10012", "tllm_mpi_size": "8"}
 EIGHT = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
@@ -30,6 +30,8 @@ def test_sizes_follow_from_the_settings() -> None:
     assert (world_size({}), world_size(EIGHT), world_size({"context_parallel_size": 3})) == (1, 8, 3)
     assert attention_ranks(EIGHT) == 1
     assert attention_ranks(EIGHT | {"enable_attention_dp": True}) == 4
+    assert shared_by({"tensor_parallel_size": 1, "moe_expert_parallel_size": None}) == {}
+    assert shared_by(EIGHT | {"moe_expert_parallel_size": 4}) == {"tensor": 4, "pipeline": 2, "expert": 4}
 
 
 @pytest.mark.parametrize(

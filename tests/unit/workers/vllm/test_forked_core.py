@@ -98,13 +98,19 @@ def test_a_core_is_forked_where_that_is_safe(made: SimpleNamespace, cpu: bool, c
     assert may_fork(made, cpu=cpu, chosen=chosen) is (may and sys.platform == "linux")
 
 
-def test_what_is_computed_before_the_fork_starts_no_threads_that_the_core_would_wait_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """PyTorch's threads are not in a fork; a core that has them in its books never ends its first computation."""
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads that a stand-in for PyTorch was told to compute with."""
     given: list[int] = []
     torch = SimpleNamespace(get_num_threads=lambda: 8, set_num_threads=given.append)
     monkeypatch.setitem(sys.modules, "torch", torch)
+    return given
+
+
+def test_what_is_computed_before_the_fork_starts_no_threads_that_the_core_would_wait_for(
+    given: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's threads are not in a fork; a core that has them in its books never ends its first computation."""
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     with forked_core(os.environ):
         assert (given, os.environ["OMP_NUM_THREADS"]) == ([1], "1"), "what this thread computes stays in this thread"
@@ -116,4 +122,13 @@ def test_what_is_computed_before_the_fork_starts_no_threads_that_the_core_would_
         with open(reading) as told:
             assert told.read() == "[1, 8] 8", "the core has them all"
         os.wait()
+        assert (given, os.environ["OMP_NUM_THREADS"]) == ([1, 8], "8"), "so has the worker, while its core loads the model"
     assert (given, os.environ["OMP_NUM_THREADS"]) == ([1, 8], "8")
+
+
+def test_a_start_that_ends_before_the_fork_leaves_the_worker_its_threads(given: list[int]) -> None:
+    environ: dict[str, str] = {}
+    with pytest.raises(ValueError, match="refused"), forked_core(environ):
+        raise ValueError("refused")
+    assert given == [1, 8]
+    assert environ == {METHOD: "spawn"}
