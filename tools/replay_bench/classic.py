@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.broker.codec import unpack_u64
@@ -65,6 +65,8 @@ class _Active:
 
 class Classic:
     """Decides at arrival. Has the methods of `headrace.router.placement.scheduler.Scheduler` that a replay needs."""
+
+    least_uncached = 1  # tokens of a request that count as queued
 
     def __init__(self, view: CacheView, *, weights: ClassicWeights | None = None, name: str = "", seed: int = 0) -> None:
         self._view = view
@@ -120,20 +122,13 @@ class Classic:
         chain = tuple(request.chain)
         self._view.track(request.id, chain)
         overlaps = self._view.overlaps(request.id)
-        best: list[str] = []
-        lowest = float("inf")
-        for worker, load in self._workers.items():
-            cost = self._cost(request, load, overlaps.get(worker, NO_OVERLAP).blocks)
-            if cost < lowest:
-                best, lowest = [worker], cost
-            elif cost == lowest:
-                best.append(worker)
-        worker = self._rng.choice(best)
-        held = overlaps.get(worker, NO_OVERLAP).blocks
+        held_by = {worker: overlaps.get(worker, NO_OVERLAP).blocks for worker in self._workers}
+        worker = self.choose(request, held_by)
+        held = held_by[worker]
         self._view.untrack(request.id)
-        uncached = max(request.tokens - held * self._block_size, 1)
+        uncached = max(request.tokens - held * self._block_size, self.least_uncached)
         self._add(request.id, _Active(worker, uncached, chain))
-        self._view.predict(worker, chain, now_s=now_s)
+        self.predict(worker, chain, now_s)
         return Placement(
             request=request,
             worker=worker,
@@ -143,6 +138,22 @@ class Classic:
             waited_s=now_s - request.arrived_s,
             reason="policy",
         )
+
+    def choose(self, request: Waiting, held: Mapping[str, int]) -> str:
+        """Choose the worker, of which each has so many leading blocks of the prompt."""
+        best: list[str] = []
+        lowest = float("inf")
+        for worker, load in self._workers.items():
+            cost = self._cost(request, load, held[worker])
+            if cost < lowest:
+                best, lowest = [worker], cost
+            elif cost == lowest:
+                best.append(worker)
+        return self._rng.choice(best)
+
+    def predict(self, worker: str, chain: Sequence[int], now_s: float) -> None:
+        """Count the blocks of a placed request for its worker at once."""
+        self._view.predict(worker, chain, now_s=now_s)
 
     def _cost(self, request: Waiting, load: _Load, held: int) -> float:
         prefill = (load.prefill_tokens + request.tokens) / self._block_size - self._weights.credit * held

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,16 +16,19 @@ from headrace.router.errors import RouterError
 from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.classic import SWEEP, WIDE_SWEEP
 from headrace.tools.replay_bench.compare import Comparison
+from headrace.tools.replay_bench.dynamo import DynamoCore
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.generate import GENERATORS, generate
 from headrace.tools.replay_bench.measure import as_builtins
-from headrace.tools.replay_bench.policies import ALL, EARLY, Policy
+from headrace.tools.replay_bench.policies import ALL, DYNAMO, EARLY, Policy
 from headrace.tools.replay_bench.replay import KNEE_PRECISION, ReplayPool
 from headrace.tools.replay_bench.report import ReplayReport, Scenario, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, assign, read_trace
 
 T = TypeVar("T")
+
+PEERS_FOLDER = Path("~/.cache/headrace/peers")  # where `headrace bench compare` installs
 
 _EXAMPLES = """examples:
   headrace bench replay                                     the shipped slice of a trace, all policies
@@ -71,8 +75,9 @@ def add_replay(actions: Any) -> None:
         type=_list(str),
         default=list(ALL),
         metavar="NAME,…",
-        help=f"default: {','.join(ALL)}; NAME{EARLY} binds at once",
+        help=f"default: {','.join(ALL)}; NAME{EARLY} binds at once; {DYNAMO} is Dynamo's own selection core",
     )
+    add("--environments", type=Path, default=PEERS_FOLDER, metavar="DIR", help=f"has Dynamo in it (default: {PEERS_FOLDER})")
     add("--rate", type=_list(positive), default=[1.0], metavar="X,…", help="factors on the trace's own speed (default: 1)")
     add("--sequential", action="store_true", help="one request after the other, without timing: hit rate and balance")
     add("--find-knee", action="store_true", help="the highest rate with TTFT p90 ≤ 3 s of each policy, and all around it")
@@ -106,16 +111,23 @@ def run_replay(parsed: argparse.Namespace) -> int:
     """Run the replay command. Raises CommandError for a trace or an option that cannot be used."""
     configure(level="warning")
     try:
-        report = _measure(parsed)
+        with ExitStack() as stack:
+            report = _measure(parsed, _core(parsed, stack))
     except RouterError as error:
         raise CommandError(str(error)) from error
     sys.stdout.write(json.dumps(as_builtins(report), indent=1) + "\n" if parsed.json else render(report))
     return EXIT_OK
 
 
-def _measure(parsed: argparse.Namespace) -> ReplayReport:
+def _core(parsed: argparse.Namespace, stack: ExitStack) -> DynamoCore | None:
+    if DYNAMO not in parsed.policy:
+        return None
+    return stack.enter_context(DynamoCore(parsed.environments.expanduser() / DYNAMO / "bin" / "python"))
+
+
+def _measure(parsed: argparse.Namespace, core: DynamoCore | None) -> ReplayReport:
     trace = _trace(parsed)
-    policies = [_policy(name, parsed) for name in parsed.policy]
+    policies = [_policy(name, parsed, core) for name in parsed.policy]
     scenarios: list[Scenario] = []
     for blocks in parsed.blocks:
         for routers in parsed.routers:
@@ -140,7 +152,8 @@ def _measure(parsed: argparse.Namespace) -> ReplayReport:
                 scenarios.append(comparison.knees())
             else:
                 scenarios.append(comparison.in_time(parsed.rate))
-    return ReplayReport(trace=facts(trace), seed=parsed.seed, scenarios=scenarios)
+    dynamo = None if core is None else core.facts()
+    return ReplayReport(trace=facts(trace), seed=parsed.seed, scenarios=scenarios, dynamo=dynamo)
 
 
 def _trace(parsed: argparse.Namespace) -> Trace:
@@ -155,7 +168,9 @@ def _trace(parsed: argparse.Namespace) -> Trace:
     return trace
 
 
-def _policy(name: str, parsed: argparse.Namespace) -> Policy:
+def _policy(name: str, parsed: argparse.Namespace, core: DynamoCore | None) -> Policy:
+    if name == DYNAMO:
+        return Policy(name=name, core=core)
     settings = dict(parsed.set)
     if parsed.tenant_weights:
         settings = {"fairness.weights": parsed.tenant_weights, **settings}

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.tools.replay_bench.ceiling import Ceiling
 from headrace.tools.replay_bench.classic import SWEEP, ClassicWeights
-from headrace.tools.replay_bench.policies import CLASSIC, Policy
+from headrace.tools.replay_bench.policies import CLASSIC, SWEPT, Policy
 from headrace.tools.replay_bench.replay import (
     KNEE_PRECISION,
     Knee,
@@ -80,7 +80,7 @@ class Comparison:
         )
 
     def _knee(self, policy: Policy, limit: Ceiling) -> Knee | None:
-        if policy.name == CLASSIC:
+        if policy.name in SWEPT:
             knee = find_classic_knee(self.pool, policy, limit=limit, sweep=self.sweep, precision=self.precision)
         else:
             knee = find_knee(self.pool, policy, limit=limit, precision=self.precision)
@@ -88,7 +88,7 @@ class Comparison:
         return knee
 
     def _run(self, policy: Policy, rate: float, limit: Ceiling) -> TimedRun:
-        if policy.name == CLASSIC:
+        if policy.name in SWEPT:
             done = replay_classic(self.pool, policy, rate=rate, limit=limit, sweep=self.sweep)
         else:
             done = replay(self.pool, policy, rate=rate, limit=limit)

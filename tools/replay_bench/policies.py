@@ -13,6 +13,7 @@ from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.tools.replay_bench.classic import Classic, ClassicWeights
+from headrace.tools.replay_bench.dynamo import Dynamo, DynamoCore, MirroredCaches
 from headrace.tools.replay_bench.ports import Router, Scheduling
 
 T = TypeVar("T")
@@ -22,32 +23,43 @@ CLASSIC = "classic"
 OTHERS = ("least-loaded", "round-robin", "random", "power-of-two")
 ALL = (OURS, CLASSIC, *OTHERS)
 EARLY = "+early"
+DYNAMO = "dynamo"  # beside ALL, where Dynamo is installed
+SWEPT = (CLASSIC, DYNAMO)  # have weights, of which the best count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A policy of the comparison. `name` is one of ALL, perhaps with EARLY behind it: a request goes to its worker at once.
 
-    `weights` are those of `classic`, which is early by itself; `settings` are further ones of the scheduler, by dotted name.
+    It may be DYNAMO, too, with Dynamo's `core`. `weights` are those of `classic` and `dynamo`, which are early by themselves;
+    `settings` are further ones of the scheduler, by dotted name.
     `make_scheduler` and `make_view` replace the real scheduler and view.
     """
 
     name: str
     weights: ClassicWeights = field(default_factory=ClassicWeights)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    core: DynamoCore | None = None
     make_scheduler: Callable[[CacheView, str, int], Scheduling] | None = None
     make_view: Callable[[], CacheView] | None = None
 
     def __post_init__(self) -> None:
+        if self.name == DYNAMO:
+            if self.core is None:
+                raise SettingsInvalid(f"policy {self.name!r} needs Dynamo's core")
+            return
         if self.name.removesuffix(EARLY) not in ALL or self.name == CLASSIC + EARLY:
             raise SettingsInvalid(f"policy {self.name!r}: there are {', '.join(ALL)}, those of the scheduler also with {EARLY}")
 
     @property
     def label(self) -> str:
-        return f"{self.name} ({self.weights})" if self.name == CLASSIC else self.name
+        return f"{self.name} ({self.weights})" if self.name in SWEPT else self.name
 
     def router(self, name: str, seed: int) -> Router:
         """Make a router with an empty view. Raises SettingsInvalid."""
+        if self.core is not None:
+            mirrored = MirroredCaches(self.core)
+            return Router(name=name, scheduler=Dynamo(mirrored, self.core, weights=self.weights, name=name), view=mirrored)
         view = Caches(create_index()) if self.make_view is None else self.make_view()
         if self.name == CLASSIC:
             scheduler: Scheduling = Classic(view, weights=self.weights, name=name, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace.tools.replay_bench.dynamo import DynamoFacts
 from headrace.tools.replay_bench.measure import Summary
 from headrace.tools.replay_bench.sequential import Sequential
 from headrace.tools.replay_bench.shares import TenantShare
@@ -61,12 +62,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     around_knee: list[TimedRun] = []  # at parts of the classic's knee, in the order of AROUND_KNEE
 
 
-class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that one command has measured."""
 
     trace: TraceFacts
     seed: int
     scenarios: list[Scenario]
+    dynamo: DynamoFacts | None = None  # where it took part
 
 
 def facts(trace: Trace) -> TraceFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.tools.replay_bench.compare import AROUND_KNEE
+from headrace.tools.replay_bench.dynamo import DynamoFacts
 from headrace.tools.replay_bench.measure import GOAL_TTFT_S, Percentiles, Summary
 from headrace.tools.replay_bench.report import ReplayReport, Scenario, TimedRun
 from headrace.tools.replay_bench.shares import TenantShare
@@ -26,7 +27,15 @@ def render(report: ReplayReport) -> str:
     lines = [f"{what}, {each}, {t.blocks} blocks; seed {report.seed}"]
     for scenario in report.scenarios:
         lines += ["", *_scenario(scenario)]
+    if report.dynamo is not None:
+        lines += ["", _dynamo(report.dynamo)]
     return "\n".join(lines) + "\n"
+
+
+def _dynamo(f: DynamoFacts) -> str:
+    agreed = "/".join(f"{count / max(f.decisions, 1):.2%}" for count in (f.same_cached, f.same_in_use, f.lowest))
+    what = "cached blocks, blocks in use and lowest cost as in classic"
+    return f"dynamo: {f.decisions} decisions, {what} in {agreed}; median time of one {f.took_s * 1e6:.0f} µs"
 
 
 def _scenario(scenario: Scenario) -> list[str]:

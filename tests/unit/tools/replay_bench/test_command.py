@@ -91,6 +91,21 @@ def test_tables_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines()[1].startswith("round-robin+early at rate 1: TTFT p90 ")
 
 
+def test_dynamo_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in = Path(__file__).parents[3] / "support" / "router" / "dynamo_stand_in"
+    python = tmp_path / "dynamo" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={stand_in} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    options = ["--requests", "20", "--policy", "classic,dynamo", "--environments", str(tmp_path)]
+    report = replayed(capsys, *options)
+    assert [run["summary"]["policy"].split()[0] for run in report["scenarios"][0]["runs"]] == ["classic", "dynamo"]
+    assert report["dynamo"]["decisions"] == report["dynamo"]["lowest"] == 20 * 6  # each weight once
+    assert main(["bench", "replay", "--quiet", *options]) == 0
+    told = "dynamo: 120 decisions, cached blocks, blocks in use and lowest cost as in classic in 100.00%/100.00%/100.00%; "
+    assert told in capsys.readouterr().out
+
+
 def test_a_file_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
@@ -108,6 +123,7 @@ def test_a_file_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["some.jsonl", "--generate", "one-shot"], "a trace or --generate, not both"),
         (["--policy", "best"], "policy 'best': there are kv, classic"),
         (["--policy", "kv", "--set", "agein=1"], "no setting 'agein'"),
+        (["--policy", "dynamo", "--environments", "nowhere"], "no Dynamo: there is no nowhere/dynamo/bin/python"),
     ],
 )
 def test_what_cannot_be_replayed(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
