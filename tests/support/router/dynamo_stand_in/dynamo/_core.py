@@ -12,7 +12,7 @@ def compute_block_hash_for_seq(tokens, size):
 
 
 class SelectionService:
-    """Selects the first worker of lowest cost. A batch of events is read only when overlaps are asked for, one at a time."""
+    """Selects the first worker of lowest cost. Events are read when overlaps are asked for, and applied at the next time."""
 
     def __init__(self):
         self._context = zmq.Context.instance()
@@ -21,6 +21,7 @@ class SelectionService:
         self._size = 0
         self._scale = float(os.environ["DYN_ROUTER_PREFILL_LOAD_SCALE"])
         self._credit = float(os.environ["DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT"])
+        self._read = []
         self._active = {}  # reservation → (worker, uncached, blocks)
 
     def shutdown(self):
@@ -36,9 +37,9 @@ class SelectionService:
         self._size = worker["block_size"]
 
     async def overlap_scores(self, prompt):
-        for worker, socket in self._sockets.items():
-            if socket.poll(1):
-                self._apply(worker, *socket.recv_multipart())
+        for batch in self._read:
+            self._apply(*batch)
+        self._read = [(worker, *socket.recv_multipart()) for worker, socket in self._sockets.items() if socket.poll(0)]
         (block,) = prompt["block_hashes"]
         return {
             "workers": [
