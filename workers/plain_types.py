@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,21 @@ def check_plain_types(engine: str, args: Mapping[str, Any], annotations: Mapping
         if kinds and kinds <= _PLAIN.keys() and not _fits(value, kinds):
             wanted = " or ".join(text for kind, text in _PLAIN.items() if kind in kinds)
             raise EngineStartFailed(f"{engine} takes {wanted} as {name}, not {value!r}")
+
+
+def json_as_text(args: Mapping[str, Any], annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings with objects and lists written as JSON where the engine takes text and nothing else.
+
+    An engine reads such a setting from its command line, as text; the value of `--engine-arg` was read as JSON before.
+    """
+    return {
+        name: json.dumps(value) if isinstance(value, dict | list) and _is_text(annotations.get(name, "")) else value
+        for name, value in args.items()
+    }
+
+
+def _is_text(annotation: str) -> bool:
+    return {kind.strip() for kind in _OPTIONAL.sub(r"\1", annotation).split("|")} - {"None"} == {"str"}
 
 
 def _fits(value: Any, kinds: set[str]) -> bool:

@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,12 @@ def flags(given: Mapping[str, Any]) -> list[str]:
 def _run_sglang(config: EngineConfig, port: int) -> None:
     import torch
 
+    from headrace.workers.plain_types import json_as_text
     from headrace.workers.sglang import settings
+    from headrace.workers.sglang.argument_check import sglang_settings
     from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 
+    config = replace(config, args=json_as_text(config.args, sglang_settings()))
     cpu = settings.computes_on_cpu(config.args, gpu=torch.cuda.is_available())
     settings.prepare_environment(config, os.environ, cpu=cpu)
     if cpu:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing import connection
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from headrace.workers.engine import Capabilities
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.health.process_guard import set_parent_death_signal
+from headrace.workers.plain_types import json_as_text
+from headrace.workers.sglang.argument_check import sglang_settings
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
 from headrace.workers.sglang.frames import Frames
@@ -53,6 +56,7 @@ def build(start: Start) -> Any:
             f"SGLang is not installed or broken ({error}); `make install ENGINE=sglang` installs it"
         ) from error
     check_names(config.args, [field.name for field in msgspec.structs.fields(ServerArgs)])
+    config = replace(config, args=json_as_text(config.args, sglang_settings()))
     try:
         with rendezvous_args(config) as rendezvous:
             return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events, rendezvous=rendezvous))
