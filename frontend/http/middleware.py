@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,7 @@ from headrace.frontend.auth.audit import REFUSALS, AuditLog
 from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.gate import REQUEST_ID, Gate
 from headrace.frontend.errors import ErrorForm, FrontendError, translate
+from headrace.frontend.http.access_log import AccessLog
 from headrace.frontend.http.http_exchange import HttpExchange, SlowReader, log_ids, shown_id
 from headrace.frontend.metrics import Metrics
 
@@ -68,8 +69,7 @@ class Observe:
         self._audit = AuditLog()
         self._metrics = metrics
         self._routes = routes
-        self._access_log = access_log
-        self._logger: Any = None  # bound at its first use, because each use of `log` itself looks it up
+        self._access_log = AccessLog() if access_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,13 +115,9 @@ class Observe:
         code = scope.get("headrace.outcome")
         if code in REFUSALS:
             self._audit.refused(scope, code, route=route)
-        if not self._access_log:
-            return
+        lines = self._access_log
         level = logging.DEBUG if route in _PROBES else logging.INFO
-        logger = self._logger
-        if logger is None:
-            logger = self._logger = log.bind()
-        if not logger.is_enabled_for(level):
+        if lines is None or not lines.takes(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
         caller: Caller | None = scope.get("headrace.caller")
@@ -134,7 +130,8 @@ class Observe:
             values |= story.fields()
         if code is not None:
             values["code"] = code
-        logger.log(level, "request.answered", **values, seconds=round(took, 4))
+        values["seconds"] = round(took, 4)
+        lines.write(level, values)
 
 
 def _marking(scope: Scope, send: Send) -> Send:

@@ -57,7 +57,7 @@ def end_now(code: int) -> NoReturn:
 
 
 class Child:
-    """A running child. Its output goes to `on_line`; the last lines are kept for error messages."""
+    """A running child. The lines of its output go to `on_lines`; the last lines are kept for error messages."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: PartOutput) -> None:
         self._process = process
@@ -65,7 +65,7 @@ class Child:
         self.tail = output.tail
 
     @classmethod
-    async def start(cls, command: Sequence[str], *, env: Mapping[str, str], on_line: Callable[[str], None]) -> Child:
+    async def start(cls, command: Sequence[str], *, env: Mapping[str, str], on_lines: Callable[[Sequence[str]], None]) -> Child:
         # Our own pipe instead of asyncio's: some Python versions end `Process.wait` only when the pipe is closed, and a
         # grandchild (an engine process) may hold it open longer than its parent lives.
         read_fd, write_fd = os.pipe()
@@ -83,7 +83,7 @@ class Child:
             raise
         finally:
             os.close(write_fd)
-        output = PartOutput(on_line)
+        output = PartOutput(on_lines)
         await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(read_fd, "rb", 0))
         return cls(process, output)
 

@@ -161,7 +161,7 @@ class Supervisor:
         child = await Child.start(
             headrace_command(*part.argv, python=part.python),
             env=env,
-            on_line=lambda line: self._terminal.part_line(part.name, line),
+            on_lines=lambda lines: self._terminal.part_lines(part.name, lines),
         )
         part.child = child
         started = time.time()
@@ -284,7 +284,7 @@ class Supervisor:
     async def _run_model_prepare(self) -> bool:
         command = headrace_command("model", "prepare")
         env = {**self._part_env, "HEADRACE_DATA_DIR": str(self._data_dir)}
-        child = await Child.start(command, env=env, on_line=lambda line: self._terminal.part_line("model", line))
+        child = await Child.start(command, env=env, on_lines=lambda lines: self._terminal.part_lines("model", lines))
         try:
             code = await child.wait()
         finally:

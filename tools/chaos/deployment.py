@@ -187,7 +187,7 @@ class ChaosDeployment:
         while not self._ending:
             process.started = time.time()
             child = await Child.start(
-                headrace_command(*process.argv), env=process.env, on_line=lambda line: _note(process, line)
+                headrace_command(*process.argv), env=process.env, on_lines=lambda lines: _note(process, *lines)
             )
             process.child = child
             try:
@@ -246,5 +246,5 @@ class ChaosDeployment:
         return plain
 
 
-def _note(process: Process, line: str) -> None:
-    process.log.write(line + "\n")
+def _note(process: Process, *lines: str) -> None:
+    process.log.writelines(f"{line}\n" for line in lines)

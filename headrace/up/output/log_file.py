@@ -21,8 +21,9 @@ class LogFile:
         self._file: TextIO | None = None
         self._bytes = 0
 
-    def write(self, line: str) -> bool:
-        """Append a line. Returns False for one that is lost; never raises for what the disk does."""
+    def write(self, *lines: str) -> bool:
+        """Append lines. Returns False if they are lost; never raises for what the disk does."""
+        text = "".join(f"{line}\n" for line in lines)
         try:
             if self._file is None:
                 self._open()
@@ -31,14 +32,14 @@ class LogFile:
                 self.path.replace(self.path.with_name(self.path.name + ".1"))
                 self._open()
             assert self._file is not None  # noqa: S101  # just opened
-            self._file.write(line + "\n")
+            self._file.write(text)
             self._file.flush()
         except OSError as error:
             self.close()
-            self.lost += 1
+            self.lost += len(lines)
             self.error = os.strerror(error.errno) if error.errno else str(error)
             return False
-        self._bytes += len(line) + 1
+        self._bytes += len(text)
         return True
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is dropped
 TAIL_LINES = 20
@@ -42,23 +42,20 @@ class Lines:
 
 
 def _texts(whole: bytes) -> list[str]:
-    texts = []
-    for raw in whole.decode(errors="replace").split("\n"):
-        text = raw.rstrip()
-        if "\r" in text:
-            text = text.rpartition("\r")[2]
-        if text:
-            texts.append(text)
-    return texts
+    text = whole.decode(errors="replace")
+    lines = [line.rstrip() for line in text.split("\n")]
+    if "\r" in text:
+        lines = [line.rpartition("\r")[2] for line in lines]
+    return [line for line in lines if line]
 
 
 class PartOutput(asyncio.Protocol):
-    """The reading end of a part's pipe. Each line goes to `on_line`; the last ones are kept in `tail`."""
+    """The reading end of a part's pipe. The lines of a read go to `on_lines`; the last ones are kept in `tail`."""
 
-    def __init__(self, on_line: Callable[[str], None]) -> None:
+    def __init__(self, on_lines: Callable[[Sequence[str]], None]) -> None:
         """Make it in a running event loop."""
         self._lines = Lines()
-        self._on_line = on_line
+        self._on_lines = on_lines
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.ended = asyncio.get_running_loop().create_future()
         self._transport: asyncio.BaseTransport | None = None
@@ -80,6 +77,6 @@ class PartOutput(asyncio.Protocol):
             self._transport.close()
 
     def _take(self, lines: list[str]) -> None:
-        self.tail.extend(lines)
-        for line in lines:
-            self._on_line(line)
+        if lines:
+            self.tail.extend(lines[-TAIL_LINES:])
+            self._on_lines(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -30,17 +30,17 @@ class ShortTerminal(Terminal):
         self._told_of_loss = False
 
     def write(self, text: str) -> int:
-        for line in text.splitlines():
-            self.part_line("up", line)
+        self.part_lines("up", text.splitlines())
         return len(text)
 
-    def part_line(self, part: str, line: str) -> None:
-        if not self._log.write(as_json(part, line)) and not self._told_of_loss:
+    def part_lines(self, part: str, lines: Sequence[str]) -> None:
+        if not self._log.write(*(as_json(part, line) for line in lines)) and not self._told_of_loss:
             self._told_of_loss = True
             super().write(f"  the log {self._log.path} cannot be written: {self._log.error}\n")
-        shown = self._view.line(part, line)
-        if shown is not None:
-            super().write(f"{shown}\n")
+        for line in lines:
+            shown = self._view.line(part, line)
+            if shown is not None:
+                super().write(f"{shown}\n")
 
     def waiting(self, what: str, elapsed_s: float) -> None:
         self.status(self._view.waiting(what)[: shutil.get_terminal_size().columns - 1])

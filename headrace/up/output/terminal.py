@@ -56,12 +56,14 @@ class Terminal(io.TextIOBase):
         if isinstance(self._stream, LogThread):
             self._stream.close()
 
-    def part_line(self, part: str, line: str) -> None:
-        """Write a line of a part's output."""
+    def part_lines(self, part: str, lines: Sequence[str]) -> None:
+        """Write lines of a part's output together."""
         if self._json:
-            self.write(as_json(part, line) + "\n")
+            texts = [as_json(part, line) for line in lines]
         else:
-            self.write(f"{self._prefix(part)}{line}\n")
+            prefix = self._prefix(part)
+            texts = [prefix + line for line in lines]
+        self.write("\n".join(texts) + "\n")
 
     def status(self, text: str) -> None:
         """Replace the live line; empty removes it. Does nothing where there is no terminal."""

@@ -30,15 +30,15 @@ class _Tty(io.StringIO):
 def test_lines_of_parts_get_a_prefix() -> None:
     out = io.StringIO()
     terminal = Terminal(out, json_lines=False, colour=False)
-    terminal.part_line("worker-1", "hello")
+    terminal.part_lines("worker-1", ["hello"])
     assert out.getvalue() == "worker-1 │ hello\n"
 
 
 def test_json_lines_pass_and_other_output_is_wrapped() -> None:
     out = io.StringIO()
     terminal = Terminal(out, json_lines=True, colour=False)
-    terminal.part_line("worker-1", '{"event": "x"}')
-    terminal.part_line("worker-1", "Segmentation fault")
+    terminal.part_lines("worker-1", ['{"event": "x"}'])
+    terminal.part_lines("worker-1", ["Segmentation fault"])
     first, second = map(json.loads, out.getvalue().splitlines())
     assert first == {"event": "x"}
     assert (second["component"], second["line"]) == ("worker-1", "Segmentation fault")

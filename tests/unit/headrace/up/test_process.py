@@ -28,7 +28,7 @@ async def _until_gone(pid: int) -> None:
 
 
 async def _start(script: str, lines: list[str]) -> Child:
-    return await Child.start(["/bin/sh", "-c", script], env=dict(os.environ), on_line=lines.append)
+    return await Child.start(["/bin/sh", "-c", script], env=dict(os.environ), on_lines=lines.extend)
 
 
 async def test_both_outputs_arrive_line_by_line_and_the_tail_is_kept() -> None:
@@ -113,12 +113,12 @@ async def test_a_part_dies_with_its_supervisor_however_that_dies() -> None:
         "from headrace.up.process import Child\n"
         f"part = [sys.executable, '-c', {part!r}]\n"
         "async def main():\n"
-        "    child = await Child.start(part, env=dict(os.environ), on_line=lambda _: print(child.pid, flush=True))\n"
+        "    child = await Child.start(part, env=dict(os.environ), on_lines=lambda _: print(child.pid, flush=True))\n"
         "    await child.wait()\n"
         "asyncio.run(main())\n"
     )
     lines: list[str] = []
-    supervisor = await Child.start([*headrace_command()[:1], "-c", script], env=dict(os.environ), on_line=lines.append)
+    supervisor = await Child.start([*headrace_command()[:1], "-c", script], env=dict(os.environ), on_lines=lines.extend)
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.wait())
         async with asyncio.timeout(20):

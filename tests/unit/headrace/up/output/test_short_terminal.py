@@ -42,7 +42,7 @@ def terminal(screen: _Tty, log: LogFile) -> Iterator[ShortTerminal]:
 
 def test_all_lines_go_to_the_file_and_few_to_the_screen(terminal: ShortTerminal, screen: _Tty, log: LogFile) -> None:
     terminal.write('{"event":"server.started","url":"nats://x"}\n{"event":"lease.gained"}\n')
-    terminal.part_line("worker-1", "Triton is not installed")
+    terminal.part_lines("worker-1", ["Triton is not installed"])
     assert [json.loads(line)["event"] for line in log.path.read_text().splitlines()] == [
         "server.started",
         "lease.gained",
@@ -71,8 +71,8 @@ def test_the_live_line_is_cut_where_the_terminal_ends(
 def test_a_log_that_cannot_be_written_is_said_once(screen: _Tty, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     terminal = ShortTerminal(screen, view=ShortView(style=Style()), log=LogFile(tmp_path / "run" / "up.log"))
-    terminal.part_line("worker-1", "one")
-    terminal.part_line("worker-1", "two")
+    terminal.part_lines("worker-1", ["one"])
+    terminal.part_lines("worker-1", ["two"])
     assert screen.getvalue().count("cannot be written: File exists") == 1
 
 
@@ -81,7 +81,7 @@ async def test_it_waits_for_parts_to_be_ready_but_not_for_ever(terminal: ShortTe
     for part, event in (("router-1", "router.ready"), ("worker-2", "worker.ready")):
         await asyncio.sleep(2 * terminal.STATUS_EVERY_S)
         assert not waiting.done()
-        terminal.part_line(part, json.dumps({"event": event}))
+        terminal.part_lines(part, [json.dumps({"event": event})])
     await asyncio.wait_for(waiting, 10)
     await terminal.settle(["router-1"], one_of=[], timeout_s=30)
     await terminal.settle(["router-2"], one_of=[], timeout_s=0.001)
