@@ -76,7 +76,7 @@ def cost_us(gate: Gate, key: str | None, *, requests: int) -> float:
         hold = each.get("headrace.hold")
         if hold is not None:
             hold.reserve(100, 64)
-            hold.headers(anthropic=False)
+            hold.header_lines(anthropic=False)
             hold.settle(140)
             hold.leave()
     return (time.process_time() - began) / requests * 1e6

@@ -1,10 +1,11 @@
-"""Measures API keys with quotas, and logins at nats-server, in a deployment: requests/s and CPU, in turns with and without.
+"""Measures API keys with quotas, logins at nats-server, or the access log: requests/s and CPU of a deployment with and without.
 
 Two deployments of the simulator with the `instant` timing run beside each other, and the client asks one after the other, in
 the order A B B A. One has neither; the other has what is asked for: keys in force, with every kind of quota of the client's key
-and of its tenant, or logins at nats-server. The median of the ratios of neighbouring rounds counts.
+and of its tenant, or logins at nats-server, or an access log (of the same level, to a file). The median of the ratios of
+neighbouring rounds counts.
 
-    python -m benchmarks.keys_cost [--what keys|logins] [--rounds 12] [--streams 64] [--requests 1500] [--tokens 16]
+    python -m benchmarks.keys_cost [--what keys|logins|access-log] [--routers 1] [--rounds 12] [--streams 64] [--requests 1500]
     python -m benchmarks.keys_cost --what logins --starts 5      # how long a deployment takes to be ready, in turns
 """
 
@@ -30,7 +31,8 @@ from headrace.tools.serve_bench.processes import processes_of, usage
 ENOUGH = "1000000000"
 LIMITS = ("rpm", "tpm", "concurrent", "tokens-per-day")
 INSTANT = ("--engine-arg", "timing=instant")
-WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles")}
+WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles"), "access-log": ("--log-level", "info")}
+WITHOUT = {"access-log": ("--log-level", "info", "--no-access-log")}
 
 
 class Side:
@@ -90,7 +92,8 @@ async def compare(sides: list[Side], workload: Workload, rounds: int) -> None:
 def serve(options: argparse.Namespace) -> None:
     """Measure requests/s and CPU, and print medians and ratios."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        plain = Deployment(Path(one), options.port, 1, routers=options.routers, arguments=INSTANT)
+        arguments = (*INSTANT, *WITHOUT.get(options.what, ()))
+        plain = Deployment(Path(one), options.port, 1, routers=options.routers, arguments=arguments)
         arguments = (*INSTANT, *WITH[options.what])
         measured = Deployment(Path(two), options.port + 1, 1, routers=options.routers, arguments=arguments)
         with plain, measured:

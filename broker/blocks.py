@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import xxhash
 
@@ -30,6 +31,7 @@ class MediaSpan:
     digest: int
 
 
+@lru_cache(maxsize=1024)
 def chain_seed(adapter: str | None = None, salt: str | None = None) -> int:
     """Return chain[-1]: 0 for plain prompts, so that adapters and salts never share blocks with them."""
     if adapter is None and salt is None:

@@ -79,6 +79,10 @@ def covered(scope: Any, served: Sequence[S]) -> list[S]:
 def check_model(scope: Any, *names: str | None) -> None:
     """Raise Forbidden if the caller's key covers none of the names by which a request means a model."""
     caller = caller_of(scope)
-    if caller is not None and not any(caller.may_use(name) for name in names if name):
-        shown = next(name for name in names if name)
-        raise Forbidden(f"this API key does not cover the model {shown!r}", param="model", code="model_not_allowed")
+    if caller is None:
+        return
+    for name in names:
+        if name and caller.may_use(name):
+            return
+    shown = next(name for name in names if name)
+    raise Forbidden(f"this API key does not cover the model {shown!r}", param="model", code="model_not_allowed")

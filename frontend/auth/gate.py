@@ -82,9 +82,10 @@ class Gate:
             scope["headrace.bad_key"] = public_id(text.decode("latin-1"))
             raise Unauthorized("the API key is not valid")
         scope["headrace.caller"] = caller
-        if needed != ANY:
+        if needed != ANY and needed not in caller.scopes:
             caller.need(needed, path)
-        tenant = scope["headrace.tenant"] = _tenant(caller, get(TENANT_HEADER))
+        asked = get(TENANT_HEADER)
+        tenant = scope["headrace.tenant"] = caller.tenant if asked is None else _tenant(caller, asked)
         hold = self._quotas.enter(caller, tenant)
         if hold is not None:
             scope["headrace.hold"] = hold
@@ -98,10 +99,8 @@ def key_in(get: Header) -> bytes | None:
     return get(b"x-api-key")
 
 
-def _tenant(caller: Caller, asked: bytes | None) -> str:
-    """Return the tenant of a request: the key's own, or the one that is asked for by a key that may speak for others."""
-    if asked is None:
-        return caller.tenant
+def _tenant(caller: Caller, asked: bytes) -> str:
+    """Return the tenant that is asked for. Raises Forbidden unless it is the key's own, or the key may speak for others."""
     wanted = tenant_token(asked.decode("latin-1"))
     if wanted != caller.tenant and "act_as" not in caller.scopes:
         message = "this API key may not speak for another tenant than its own"

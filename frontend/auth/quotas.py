@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -11,9 +12,16 @@ from headrace.frontend.auth.meter import Meter
 from headrace.frontend.errors import QuotaExceeded
 from headrace.jetstream.subjects import tenant_owner
 
-_ENDS = (b"limit", b"remaining", b"reset")
-_OPENAI = tuple(tuple(b"x-ratelimit-%b-%b" % (end, kind) for end in _ENDS) for kind in (b"requests", b"tokens"))
-_ANTHROPIC = tuple(tuple(b"anthropic-ratelimit-%b-%b" % (kind, end) for end in _ENDS) for kind in (b"requests", b"tokens"))
+_KINDS = (b"requests", b"tokens")
+_OPENAI = tuple(
+    b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n" % (kind, kind, kind)
+    for kind in _KINDS
+)
+_ANTHROPIC = tuple(
+    b"anthropic-ratelimit-%b-limit: %%d\r\nanthropic-ratelimit-%b-remaining: %%d\r\nanthropic-ratelimit-%b-reset: %%b\r\n"
+    % (kind, kind, kind)
+    for kind in _KINDS
+)
 _PAIRS = 4096  # kept; beyond that they are made again
 RESERVED_OUTPUT = 2048  # tokens of an answer that are reserved at most; what is longer is counted at its end
 
@@ -39,14 +47,15 @@ class Quotas:
         if key_limits is NO_LIMITS and tenant_limits is None:
             return None
         meters = self._pairs.get((caller.key, tenant))
-        if meters is None or meters.limits != (id(key_limits), id(tenant_limits)):
+        if meters is None or meters.key_limits is not key_limits or meters.tenant_limits is not tenant_limits:
             meters = self._pair(caller.key, key_limits, tenant, tenant_limits)
         now = self._wall()
         hold = Hold(meters, self._wall)
         if not meters.have_room(now):
             self._refuse(hold, now)
         for window in meters.requests:
-            window.add(now, 1)
+            window.left -= 1
+            window.unsent += 1
         for meter in meters.all:
             meter.open += 1
         return hold
@@ -56,7 +65,7 @@ class Quotas:
             for meter in hold.meters.all:
                 meter.check_request(now)
         except QuotaExceeded as error:
-            error.more_headers = hold.headers(anthropic=False)
+            error.more_headers = headers_of(hold.header_lines(anthropic=False))
             raise
 
     def _pair(self, key: str, key_limits: Limits, tenant: str, tenant_limits: Limits | None) -> Meters:
@@ -67,7 +76,7 @@ class Quotas:
             found.append(self._meter(tenant_owner(tenant), "this tenant", tenant_limits))
         if len(self._pairs) >= _PAIRS:
             self._pairs.clear()
-        pair = self._pairs[key, tenant] = Meters(found, (key_limits, tenant_limits))
+        pair = self._pairs[key, tenant] = Meters(found, key_limits, tenant_limits)
         return pair
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -97,28 +106,50 @@ class Quotas:
 class Meters:
     """The meters of a key and its tenant, with their limited windows side by side, so that a request walks through them once.
 
-    To be made anew when limits change.
+    To be made anew when limits change. `turn` looks at the windows only when one of them is over: in between they are used
+    without a call, which is most of what a request costs here.
     """
 
-    __slots__ = ("_kept", "all", "busy", "limited", "limits", "requests", "tokens", "tokens_a_minute")
+    __slots__ = (
+        "_begins",
+        "_ends",
+        "all",
+        "busy",
+        "key_limits",
+        "limited",
+        "requests",
+        "tenant_limits",
+        "tokens",
+        "tokens_a_minute",
+    )
 
-    def __init__(self, meters: list[Meter], limits: tuple[Limits, Limits | None]) -> None:
-        self._kept = limits  # no other object can get the identity of one that is here
-        self.limits = (id(limits[0]), id(limits[1]))
+    def __init__(self, meters: list[Meter], key_limits: Limits, tenant_limits: Limits | None) -> None:
+        self.key_limits, self.tenant_limits = key_limits, tenant_limits
         self.all = tuple(meters)
-        self.busy = tuple(meter for meter in meters if meter.limits.concurrent)
+        self.busy = tuple((meter, meter.limits.concurrent) for meter in meters if meter.limits.concurrent)
         self.requests = tuple(meter.requests for meter in meters if meter.requests.limit)
         self.tokens_a_minute = tuple(meter.tokens for meter in meters if meter.tokens.limit)
         self.tokens = (*self.tokens_a_minute, *(meter.day for meter in meters if meter.day.limit))
         self.limited = (*self.requests, *self.tokens)
+        self._begins = self._ends = 0.0  # of the time in which none of the windows ends
+
+    def turn(self, now: float) -> None:
+        """Begin the windows of Unix time `now`, where others were counted so far."""
+        if self._begins <= now < self._ends:
+            return
+        for window in self.limited:
+            window.turn(now)
+        self._begins = max((window.begins for window in self.limited), default=-math.inf)
+        self._ends = min((window.ends for window in self.limited), default=math.inf)
 
     def have_room(self, now: float) -> bool:
         """Return True if there is room for one more request, and for a token."""
-        for meter in self.busy:
-            if meter.open + meter.elsewhere >= meter.limits.concurrent:
+        self.turn(now)
+        for meter, most in self.busy:
+            if meter.open + meter.elsewhere >= most:
                 return False
         for window in self.limited:  # noqa: SIM110 - a generator is slower, and this is in the path of every request
-            if window.room(now) < 1:
+            if window.left < 1:
                 return False
         return True
 
@@ -136,20 +167,22 @@ class Hold:
     def reserve(self, prompt: int, output: int) -> None:
         """Reserve the tokens of a prompt and of the longest answer. Raises QuotaExceeded with the headers for the answer."""
         now, tokens = self._wall(), prompt + output
-        windows = self.meters.tokens
-        for window in windows:
-            if window.room(now) < tokens:
+        meters = self.meters
+        meters.turn(now)
+        for window in meters.tokens:
+            if window.left < tokens:
                 self._refuse(now, tokens)
         self._reserved = tokens
-        for window in windows:
-            window.add(now, tokens)
+        for window in meters.tokens:
+            window.left -= tokens
+            window.unsent += tokens
 
     def _refuse(self, now: float, tokens: int) -> None:
         try:
             for meter in self.meters.all:
                 meter.check_tokens(now, tokens)
         except QuotaExceeded as error:
-            error.more_headers = self.headers(anthropic=False)
+            error.more_headers = headers_of(self.header_lines(anthropic=False))
             raise
 
     def settle(self, used: int) -> None:
@@ -157,30 +190,35 @@ class Hold:
         rest = used - self._reserved
         self._reserved = used
         if rest:
-            now = self._wall()
+            self.meters.turn(self._wall())
             for window in self.meters.tokens:
-                window.add(now, rest)
+                window.left -= rest
+                window.unsent += rest
 
     def leave(self) -> None:
         """End the request."""
         for meter in self.meters.all:
             meter.open -= 1
 
-    def headers(self, *, anthropic: bool) -> list[tuple[bytes, bytes]]:
+    def header_lines(self, *, anthropic: bool) -> bytes:
         """Return the rate limit headers as OpenAI sends them, or Anthropic: of each kind those of the tighter limit."""
-        found: list[tuple[bytes, bytes]] = []
-        now, until = self._wall(), b""
-        requests, tokens = _ANTHROPIC if anthropic else _OPENAI
-        for (limit, remaining, reset), windows in ((requests, self.meters.requests), (tokens, self.meters.tokens_a_minute)):
-            if not windows:
-                continue
-            tightest, room = windows[0], windows[0].room(now)
-            for other in windows[1:]:
-                if (left := other.room(now)) < room:
-                    tightest, room = other, left
-            until = until or _reset(now, tightest.ends_in_s(now), anthropic=anthropic)  # of both kinds: each window is a minute
-            found += ((limit, b"%d" % tightest.limit), (remaining, b"%d" % max(0, room)), (reset, until))
-        return found
+        meters, now, until = self.meters, self._wall(), b""
+        meters.turn(now)
+        lines = b""
+        for form, windows in zip(_ANTHROPIC if anthropic else _OPENAI, (meters.requests, meters.tokens_a_minute), strict=True):
+            if windows:
+                tightest = windows[0]
+                for other in windows:
+                    if other.left < tightest.left:
+                        tightest = other
+                until = until or _reset(now, tightest.ends - now, anthropic=anthropic)  # of both kinds: each window is a minute
+                lines += form % (tightest.limit, max(0, tightest.left), until)
+        return lines
+
+
+def headers_of(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the names and values of header lines."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
 
 
 def _reset(now: float, ends_in_s: float, *, anthropic: bool) -> bytes:

@@ -112,9 +112,13 @@ class GenerationEndpoint:
 
     def _reserve(self, hold: Hold, plan: Plan, exchange: HttpExchange) -> None:
         """Reserve the tokens of the request. Its answer says what is left. Raises QuotaExceeded."""
-        output = sum(longest_output(job.max_tokens, job.choices) for job in plan.jobs if job.pooling is None)
-        hold.reserve(sum(job.prompt_tokens for job in plan.jobs), output)
-        exchange.more_headers += hold.headers(anthropic=exchange.scope["path"].startswith("/v1/messages"))
+        prompt = output = 0
+        for job in plan.jobs:
+            prompt += job.prompt_tokens
+            if job.pooling is None:
+                output += longest_output(job.max_tokens, job.choices)
+        hold.reserve(prompt, output)
+        exchange.rate_lines = hold.header_lines(anthropic=exchange.scope["path"].startswith("/v1/messages"))
 
     async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace) -> None:
         model = plan.jobs[0].card.model

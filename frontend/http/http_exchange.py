@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.broker.jobs import new_id
 from headrace.frontend.auth.cache_salt import tenants_salt
 from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
+from headrace.frontend.auth.quotas import headers_of
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.body_budget import BodyShare
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
@@ -88,8 +89,9 @@ class HttpExchange:
     """A request and its answer.
 
     `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are
-    added to the head; `stream_headers` are those of a stream, of server-sent events by default. `asked_bytes` is the size of
-    the body and of stored items that it refers to. `durable`: the answer's events will be stored, and the whole answer too.
+    added to the head, and so are those of the rate limits, as lines (`rate_lines`); `stream_headers` are those of a stream, of
+    server-sent events by default. `asked_bytes` is the size of the body and of stored items that it refers to. `durable`: the
+    answer's events will be stored, and the whole answer too.
     `from_publisher`: of a stored job that no frontend has taken from a client.
     """
 
@@ -106,6 +108,7 @@ class HttpExchange:
         "body_size",
         "headers",
         "more_headers",
+        "rate_lines",
         "scope",
         "slow_client_s",
         "started",
@@ -122,6 +125,7 @@ class HttpExchange:
         self.started = False
         self.body_size = self.asked_bytes = 0
         self.more_headers: list[tuple[bytes, bytes]] = []
+        self.rate_lines = b""
         self.stream_headers = _SSE
 
     def header(self, name: bytes) -> str | None:
@@ -253,14 +257,14 @@ class HttpExchange:
         await self.send_events(events, more=False)
 
     def _sse_head(self) -> bytes:
-        head = _SSE_HEAD % shown_id(self.scope).encode()
+        head = _SSE_HEAD % shown_id(self.scope).encode() + self.rate_lines
         return head + b"".join(b"%b: %b\r\n" % header for header in self.more_headers) if self.more_headers else head
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         scope = self.scope
         scope["headrace.status"] = status
-        marked = [*headers, *self.more_headers, (REQUEST_ID, shown_id(scope).encode())]
+        marked = [*headers, *headers_of(self.rate_lines), *self.more_headers, (REQUEST_ID, shown_id(scope).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
     def push(self, events: bytes) -> bool:

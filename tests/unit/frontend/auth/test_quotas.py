@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.keys.records import CLIENT_SCOPES, Limits
+from headrace.broker.keys.records import CLIENT_SCOPES, NO_LIMITS, Limits
 from headrace.frontend.auth import quotas as quotas_module
 from headrace.frontend.auth.caller import Caller
-from headrace.frontend.auth.quotas import Quotas
+from headrace.frontend.auth.quotas import Quotas, headers_of
 from headrace.frontend.errors import QuotaExceeded
 from tests.support.frontend.fakes import MODEL, chat, end, row, say
 from tests.support.frontend.keyed import Keyed
@@ -148,3 +148,55 @@ def test_no_more_pairs_of_keys_and_tenants_are_kept_than_is_fixed(monkeypatch: p
         assert quotas.enter(gateway, "t0")
     with pytest.raises(QuotaExceeded):
         quotas.enter(gateway, "t0")
+
+
+def test_what_two_keys_use_of_their_tenant_is_one_sum_and_begins_anew_with_the_minute() -> None:
+    now = 59.0
+    quotas = Quotas(wall=lambda: now)
+    quotas.limit_tenants({"t": Limits(requests_per_minute=3, tokens_per_minute=100)})
+    one, two = limited(NO_LIMITS), limited(NO_LIMITS)
+    two.key = "other"
+    for key in (one, two, one):
+        assert quotas.enter(key, "t")
+    for key in (one, two):
+        with pytest.raises(QuotaExceeded, match="3 requests per minute"):
+            quotas.enter(key, "t")
+    now = 60.0
+    late = quotas.enter(two, "t")
+    assert late is not None
+    late.reserve(20, 80)
+    with pytest.raises(QuotaExceeded, match="100 tokens per minute"):
+        quotas.enter(one, "t")
+    now = 121.0
+    late.settle(70)
+    fresh = quotas.enter(one, "t")
+    assert fresh is not None
+    assert dict(headers_of(fresh.header_lines(anthropic=False))) == {
+        b"x-ratelimit-limit-requests": b"3",
+        b"x-ratelimit-remaining-requests": b"2",
+        b"x-ratelimit-reset-requests": b"59s",
+        b"x-ratelimit-limit-tokens": b"100",
+        b"x-ratelimit-remaining-tokens": b"130",  # what was not used comes back where it is known
+        b"x-ratelimit-reset-tokens": b"59s",
+    }
+    now = 100.0  # the clock was set back
+    assert quotas.enter(one, "t")
+
+
+def test_the_headers_tell_of_each_kind_the_tighter_limit_in_the_form_of_the_api() -> None:
+    quotas = Quotas(wall=lambda: 61.0)
+    quotas.limit_tenants({"t": Limits(requests_per_minute=5, tokens_per_minute=50)})
+    hold = quotas.enter(limited(Limits(requests_per_minute=9, tokens_per_minute=40)), "t")
+    assert hold is not None
+    hold.reserve(10, 10)
+    assert headers_of(hold.header_lines(anthropic=True)) == [
+        (b"anthropic-ratelimit-requests-limit", b"5"),
+        (b"anthropic-ratelimit-requests-remaining", b"4"),
+        (b"anthropic-ratelimit-requests-reset", b"1970-01-01T00:02:00Z"),
+        (b"anthropic-ratelimit-tokens-limit", b"40"),
+        (b"anthropic-ratelimit-tokens-remaining", b"20"),
+        (b"anthropic-ratelimit-tokens-reset", b"1970-01-01T00:02:00Z"),
+    ]
+    (only,) = {name for name, _ in headers_of(b"a: b: c\r\n")}
+    assert only == b"a"
+    assert headers_of(b"") == []

@@ -33,6 +33,17 @@ def test_the_sum_of_all_frontends_comes_back() -> None:
     assert window.used(7.0) == 8
 
 
+def test_another_limit_leaves_what_was_used() -> None:
+    window = UsageWindow(60.0, 10)
+    window.add(0.0, 8)
+    window.limit = 5
+    assert (window.used(1.0), window.room(1.0)) == (8, -3)
+    assert window.take(1.0) == [(0, 8)]
+    window.learn(0, 9)
+    assert (window.used(2.0), window.room(2.0)) == (9, -4)
+    assert (window.used(60.0), window.room(60.0)) == (0, 5)
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 2), st.integers(1, 9)),

@@ -259,9 +259,11 @@ async def test_what_the_connection_does_not_take_goes_the_usual_way_and_so_does_
 @pytest.mark.parametrize("takes", [True, False])
 async def test_a_stream_that_is_complete_at_once_goes_with_its_head_to_the_connection_or_the_usual_way(*, takes: bool) -> None:
     sent: list[Any] = []
+    headers: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
+        headers.extend(message.get("headers", ()))
 
     async def receive() -> Any:
         raise AssertionError("nothing is to be read")
@@ -270,12 +272,14 @@ async def test_a_stream_that_is_complete_at_once_goes_with_its_head_to_the_conne
     scope = {"headers": [], "headrace.connection": wire, "headrace.request_id": "r1"}
     exchange = HttpExchange(scope, receive, send)
     exchange.more_headers = [(b"x-more", b"1")]
+    exchange.rate_lines = b"x-left: 2\r\nx-most: 3\r\n"
     await exchange.end_stream(b"all")
     data, head = wire.finished
     assert data == b"all"
     assert b"content-type: text/event-stream" in head
     assert b"x-request-id: r1\r\n" in head
-    assert b"x-more: 1\r\n" in head
+    assert b"\r\nx-left: 2\r\nx-most: 3\r\nx-more: 1\r\n" in head
+    assert takes or {(b"x-left", b"2"), (b"x-most", b"3"), (b"x-more", b"1")} <= set(headers)
     assert sent == ([] if takes else ["http.response.start", "http.response.body"])
     assert (exchange.started, scope["headrace.status"]) == (True, 200)
 
