@@ -32,8 +32,9 @@ class Meter:
     def limit(self, limits: Limits) -> None:
         """Hold other limits from now on. What was used stays used."""
         self.limits = limits
-        self.requests.limit = limits.requests_per_minute
-        self.tokens.limit, self.day.limit = limits.tokens_per_minute, limits.tokens_per_day
+        self.requests.limit_to(limits.requests_per_minute)
+        self.tokens.limit_to(limits.tokens_per_minute)
+        self.day.limit_to(limits.tokens_per_day)
 
     def windows(self) -> tuple[tuple[str, UsageWindow], ...]:
         """Return the windows by the kind that their counters have."""

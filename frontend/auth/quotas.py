@@ -9,19 +9,10 @@ from collections.abc import Callable, Iterable
 from headrace.broker.keys.records import NO_LIMITS, Limits
 from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.meter import Meter
+from headrace.frontend.auth.rate_headers import RateHeaders, headers_of
 from headrace.frontend.errors import QuotaExceeded
 from headrace.jetstream.subjects import tenant_owner
 
-_KINDS = (b"requests", b"tokens")
-_OPENAI = tuple(
-    b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n" % (kind, kind, kind)
-    for kind in _KINDS
-)
-_ANTHROPIC = tuple(
-    b"anthropic-ratelimit-%b-limit: %%d\r\nanthropic-ratelimit-%b-remaining: %%d\r\nanthropic-ratelimit-%b-reset: %%b\r\n"
-    % (kind, kind, kind)
-    for kind in _KINDS
-)
 _PAIRS = 4096  # kept; beyond that they are made again
 RESERVED_OUTPUT = 2048  # tokens of an answer that are reserved at most; what is longer is counted at its end
 
@@ -114,13 +105,14 @@ class Meters:
         "_begins",
         "_ends",
         "all",
+        "anthropic",
         "busy",
         "key_limits",
         "limited",
+        "openai",
         "requests",
         "tenant_limits",
         "tokens",
-        "tokens_a_minute",
     )
 
     def __init__(self, meters: list[Meter], key_limits: Limits, tenant_limits: Limits | None) -> None:
@@ -128,9 +120,11 @@ class Meters:
         self.all = tuple(meters)
         self.busy = tuple((meter, meter.limits.concurrent) for meter in meters if meter.limits.concurrent)
         self.requests = tuple(meter.requests for meter in meters if meter.requests.limit)
-        self.tokens_a_minute = tuple(meter.tokens for meter in meters if meter.tokens.limit)
-        self.tokens = (*self.tokens_a_minute, *(meter.day for meter in meters if meter.day.limit))
+        tokens_a_minute = tuple(meter.tokens for meter in meters if meter.tokens.limit)
+        self.tokens = (*tokens_a_minute, *(meter.day for meter in meters if meter.day.limit))
         self.limited = (*self.requests, *self.tokens)
+        self.openai = RateHeaders(self.requests, tokens_a_minute, anthropic=False)
+        self.anthropic = RateHeaders(self.requests, tokens_a_minute, anthropic=True)
         self._begins = self._ends = 0.0  # of the time in which none of the windows ends
 
     def turn(self, now: float) -> None:
@@ -201,31 +195,10 @@ class Hold:
             meter.open -= 1
 
     def header_lines(self, *, anthropic: bool) -> bytes:
-        """Return the rate limit headers as OpenAI sends them, or Anthropic: of each kind those of the tighter limit."""
-        meters, now, until = self.meters, self._wall(), b""
+        """Return the rate limit headers as OpenAI sends them, or Anthropic."""
+        meters, now = self.meters, self._wall()
         meters.turn(now)
-        lines = b""
-        for form, windows in zip(_ANTHROPIC if anthropic else _OPENAI, (meters.requests, meters.tokens_a_minute), strict=True):
-            if windows:
-                tightest = windows[0]
-                for other in windows:
-                    if other.left < tightest.left:
-                        tightest = other
-                until = until or _reset(now, tightest.ends - now, anthropic=anthropic)  # of both kinds: each window is a minute
-                lines += form % (tightest.limit, max(0, tightest.left), until)
-        return lines
-
-
-def headers_of(lines: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the names and values of header lines."""
-    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
-
-
-def _reset(now: float, ends_in_s: float, *, anthropic: bool) -> bytes:
-    """Return when a window is over: as a time for Anthropic's clients, as a duration for OpenAI's."""
-    if anthropic:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + ends_in_s)).encode()
-    return b"%ds" % max(1, round(ends_in_s))
+        return (meters.anthropic if anthropic else meters.openai).lines(now)
 
 
 def longest_output(max_tokens: int, choices: int) -> int:

@@ -13,30 +13,25 @@ class UsageWindow:
     `unsent` is what was counted since the last `take`. Who has called `turn` for the time may use them without a call.
     """
 
-    __slots__ = ("_late", "_limit", "_number", "_sending", "begins", "ends", "left", "length_s", "unsent")
+    __slots__ = ("_late", "_number", "_sending", "begins", "ends", "left", "length_s", "limit", "unsent")
 
     def __init__(self, length_s: float, limit: int) -> None:
         self.length_s = length_s
-        self._limit = limit
+        self.limit = limit
         self._number = -1
         self.begins = self.ends = 0.0
         self.left = limit
         self._sending = self.unsent = 0
         self._late: list[tuple[int, int]] = []  # of windows that are over
 
-    @property
-    def limit(self) -> int:
-        """The most that may be used. What was used stays used under another limit."""
-        return self._limit
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self.left += limit - self._limit
-        self._limit = limit
+    def limit_to(self, limit: int) -> None:
+        """Hold another limit from now on. What was used stays used."""
+        self.left += limit - self.limit
+        self.limit = limit
 
     def used(self, now: float) -> int:
         """Return what is known to be used in the window of Unix time `now`."""
-        return self._limit - self.room(now)
+        return self.limit - self.room(now)
 
     def room(self, now: float) -> int:
         """Return what is left, less than 0 if too much was used. Call it only with a limit."""
@@ -70,7 +65,7 @@ class UsageWindow:
         """Take the sum of all frontends, which includes what was sent. None: the server does not count."""
         if window == self._number:
             if total is not None:
-                self.left = self._limit - total - self.unsent
+                self.left = self.limit - total - self.unsent
             self._sending = 0
 
     def failed(self, window: int, amount: int) -> None:
@@ -90,4 +85,4 @@ class UsageWindow:
             self._late.append((self._number, self.unsent))
         self._number = number
         self.begins, self.ends = number * self.length_s, (number + 1) * self.length_s
-        self.left, self._sending, self.unsent = self._limit, 0, 0
+        self.left, self._sending, self.unsent = self.limit, 0, 0

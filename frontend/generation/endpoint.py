@@ -139,10 +139,11 @@ class GenerationEndpoint:
         finally:
             counter = plan.counter
             hold: Hold | None = exchange.scope.get("headrace.hold")
+            prompt = counter.prompt
             if hold is not None:
-                hold.settle(counter.prompt + counter.completion)
+                hold.settle(prompt + counter.completion)
             if counter.completion or counter.ended:
-                self._metrics.count_tokens(model, prompt=counter.prompt, cached=counter.cached, output=counter.completion)
+                self._metrics.count_tokens(model, prompt=prompt, cached=counter.cached, output=counter.completion)
 
     def _judge(self, plan: Plan, pace: _Pace, kind: str) -> None:
         """Count an answer that was given, and by how it compares with the targets. Vectors have no tokens to be late."""

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.broker.jobs import new_id
 from headrace.frontend.auth.cache_salt import tenants_salt
 from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
-from headrace.frontend.auth.quotas import headers_of
+from headrace.frontend.auth.rate_headers import headers_of
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.body_budget import BodyShare
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape

@@ -9,7 +9,8 @@ import pytest
 from headrace.broker.keys.records import CLIENT_SCOPES, NO_LIMITS, Limits
 from headrace.frontend.auth import quotas as quotas_module
 from headrace.frontend.auth.caller import Caller
-from headrace.frontend.auth.quotas import Quotas, headers_of
+from headrace.frontend.auth.quotas import Quotas
+from headrace.frontend.auth.rate_headers import headers_of
 from headrace.frontend.errors import QuotaExceeded
 from tests.support.frontend.fakes import MODEL, chat, end, row, say
 from tests.support.frontend.keyed import Keyed
@@ -181,22 +182,3 @@ def test_what_two_keys_use_of_their_tenant_is_one_sum_and_begins_anew_with_the_m
     }
     now = 100.0  # the clock was set back
     assert quotas.enter(one, "t")
-
-
-def test_the_headers_tell_of_each_kind_the_tighter_limit_in_the_form_of_the_api() -> None:
-    quotas = Quotas(wall=lambda: 61.0)
-    quotas.limit_tenants({"t": Limits(requests_per_minute=5, tokens_per_minute=50)})
-    hold = quotas.enter(limited(Limits(requests_per_minute=9, tokens_per_minute=40)), "t")
-    assert hold is not None
-    hold.reserve(10, 10)
-    assert headers_of(hold.header_lines(anthropic=True)) == [
-        (b"anthropic-ratelimit-requests-limit", b"5"),
-        (b"anthropic-ratelimit-requests-remaining", b"4"),
-        (b"anthropic-ratelimit-requests-reset", b"1970-01-01T00:02:00Z"),
-        (b"anthropic-ratelimit-tokens-limit", b"40"),
-        (b"anthropic-ratelimit-tokens-remaining", b"20"),
-        (b"anthropic-ratelimit-tokens-reset", b"1970-01-01T00:02:00Z"),
-    ]
-    (only,) = {name for name, _ in headers_of(b"a: b: c\r\n")}
-    assert only == b"a"
-    assert headers_of(b"") == []

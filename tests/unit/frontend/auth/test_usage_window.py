@@ -36,7 +36,7 @@ def test_the_sum_of_all_frontends_comes_back() -> None:
 def test_another_limit_leaves_what_was_used() -> None:
     window = UsageWindow(60.0, 10)
     window.add(0.0, 8)
-    window.limit = 5
+    window.limit_to(5)
     assert (window.used(1.0), window.room(1.0)) == (8, -3)
     assert window.take(1.0) == [(0, 8)]
     window.learn(0, 9)
