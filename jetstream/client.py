@@ -33,7 +33,7 @@ from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.node_watch import NodeWatch
 from headrace.jetstream.objects.store import ObjectStore
-from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState
 from headrace.jetstream.pull import PullOptions, StreamPull
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import Subjects
@@ -247,14 +247,14 @@ class Connection:
         expect_last_subject_seq: int | None = None,
         timeout_s: float = 2.0,
     ) -> PubAck:
-        all_headers = dict(headers) if headers else {}
-        if msg_id is not None:
-            all_headers[wire.MSG_ID] = msg_id
+        all_headers = wire.publish_headers(headers, msg_id, expect_last_subject_seq)
         if ttl_s is not None:
             all_headers[wire.TTL] = wire.ttl_value(ttl_s)
-        if expect_last_subject_seq is not None:
-            all_headers[wire.EXPECT_LAST_SUBJECT_SEQ] = str(expect_last_subject_seq)
         return await self._mux.publish(subject, data, all_headers, timeout_s=timeout_s)
+
+    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float = 2.0) -> list[PubAck | JetStreamError]:
+        ready = [(one.subject, one.data, wire.publish_headers(*one[2:])) for one in messages]
+        return await self._mux.publish_all(ready, timeout_s=timeout_s)
 
     def pull(
         self,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.broker.batches import metrics
-from headrace.broker.batches.bounded_concurrency import for_each
 from headrace.broker.batches.errors import InputGone
 from headrace.broker.batches.input_copies import InputCopy
 from headrace.broker.batches.plan import LinePlan
 from headrace.broker.batches.ports import BatchFiles
 from headrace.broker.batches.record import BatchRecord, line_name
 from headrace.broker.messages import HEADER_BATCH, HEADER_CLASS, HEADER_DEADLINE, HEADER_ENDPOINT, HEADER_JOB
-from headrace.jetstream.errors import PayloadTooLarge, PublishUnknown, QueueFull
-from headrace.jetstream.ports import Messaging
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from headrace.jetstream.ports import Messaging, Outgoing
 from headrace.jetstream.subjects import Subjects, slug
 
-IN_FLIGHT = 64
+IN_FLIGHT = 64  # lines that are published together
+IN_FLIGHT_BYTES = 1024 * 1024
 TRIES = 3  # of a publish whose outcome is unknown, before the batch is read again
 
 
@@ -65,31 +65,47 @@ class FanOut:
             HEADER_DEADLINE: str(record.expires_at),
             HEADER_BATCH: record.id,
         }
-        full = False
+        names = {number: line_name(record.id, number) for number in lines}
+        messages = {
+            number: Outgoing(subject, line, {**headers, HEADER_JOB: names[number]}, msg_id=names[number])
+            for number, line in lines.items()
+        }
         too_large: list[int] = []
+        for page in _pages(lines):
+            refused = await self._store({number: messages[number] for number in page})
+            too_large += [number for number, error in refused.items() if isinstance(error, PayloadTooLarge)]
+            if any(isinstance(error, QueueFull) for error in refused.values()):
+                metrics.LINES.labels("queue_full").inc()
+                return Published(full=True, too_large=tuple(too_large))
+        metrics.LINES.labels("published").inc(len(lines))
+        return Published(full=False, too_large=tuple(too_large))
 
-        async def one(number: int) -> None:
-            nonlocal full
-            if full:
-                return
-            name = line_name(record.id, number)
-            try:
-                await self._store(subject, lines[number], {**headers, HEADER_JOB: name}, name)
-            except QueueFull:
-                full = True
-            except PayloadTooLarge:  # the server took larger messages when the file was validated
-                too_large.append(number)
-
-        await for_each(lines, one, at_once=min(IN_FLIGHT, len(lines)))
-        metrics.LINES.labels("queue_full" if full else "published").inc(1 if full else len(lines))
-        return Published(full=full, too_large=tuple(too_large))
-
-    async def _store(self, subject: str, line: bytes, headers: dict[str, str], name: str) -> None:
+    async def _store(self, left: Mapping[int, Outgoing]) -> Mapping[int, JetStreamError]:
+        """Store lines together. Returns those that were refused, and why; raises JetStreamError where that is no reason."""
+        refused: dict[int, JetStreamError] = {}
         for attempt in range(TRIES):
-            try:
-                await self._messaging.publish(subject, line, headers=headers, msg_id=name)
-            except PublishUnknown:
-                if attempt == TRIES - 1:
-                    raise
-            else:
-                return
+            outcomes = await self._messaging.publish_all(list(left.values()))
+            errors = {number: o for number, o in zip(left, outcomes, strict=True) if isinstance(o, JetStreamError)}
+            for number, error in errors.items():
+                if isinstance(error, QueueFull | PayloadTooLarge):  # the latter: the server took larger ones at the validation
+                    refused[number] = error
+                elif not isinstance(error, PublishUnknown) or attempt == TRIES - 1:
+                    raise error
+            left = {number: left[number] for number, error in errors.items() if isinstance(error, PublishUnknown)}
+            if not left:
+                break
+        return refused
+
+
+def _pages(lines: Mapping[int, bytes]) -> Iterator[list[int]]:
+    """Yield the numbers of lines that are published together."""
+    page: list[int] = []
+    size = 0
+    for number, line in lines.items():
+        page.append(number)
+        size += len(line)
+        if len(page) == IN_FLIGHT or size >= IN_FLIGHT_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page

@@ -19,7 +19,7 @@ from headrace.broker.errors import MalformedMessage
 from headrace.broker.messages import JobResult, ResultError, ResultObject, ResultResponse
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.ports import Messaging
+from headrace.jetstream.ports import Messaging, Outgoing, PubAck
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
@@ -108,6 +108,22 @@ class ResultStore:
             else:
                 metrics.RESULTS.labels("stored").inc()
                 return own
+
+    async def store_all(self, results: Sequence[tuple[str, str, JobResult]]) -> list[bool]:
+        """Try once to store results, each given with tenant and token, and return whether each was stored by this.
+
+        `commit` those that were not: another result may be there, its outcome may be unknown, or it needs an object.
+        """
+        small = [len(r.response.body) <= self._largest if r.response is not None else True for _, _, r in results]
+        messages = [
+            Outgoing(self._subjects.result(tenant, token), encode_result(result), expect_last_subject_seq=0)
+            for fits, (tenant, token, result) in zip(small, results, strict=True)
+            if fits
+        ]
+        outcomes = iter(await self._messaging.publish_all(messages, timeout_s=PUBLISH_TIMEOUT_S))
+        stored = [fits and isinstance(next(outcomes), PubAck) for fits in small]
+        metrics.RESULTS.labels("stored").inc(sum(stored))
+        return stored
 
     async def _place(self, tenant: str, token: str, result: JobResult) -> JobResult:
         """Return the result as it fits into a message: with its response in an object if it is large."""

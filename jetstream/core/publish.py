@@ -7,7 +7,7 @@ task and no `wait_for`.  A publish keeps its number and its bytes over all its t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import msgspec
@@ -15,6 +15,7 @@ import structlog
 
 from headrace.jetstream import metrics
 from headrace.jetstream.core import api, wire
+from headrace.jetstream.core.ack_group import AckGroup, AckPart
 from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
@@ -53,7 +54,7 @@ class _Call:
         self.cmd = cmd
         self.traced_to = ""  # where servers tell the message's path; empty = they do not
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
-        self.future: asyncio.Future[ServerReply] | None = None
+        self.future: asyncio.Future[ServerReply] | AckPart[ServerReply] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.deadline = self.asked_at = 0.0  # loop time; not noted of a request that is answered by a client
         self.timed_out = False
@@ -207,25 +208,95 @@ class Mux:
         _stored.inc()
         return ack
 
+    async def publish_all(
+        self, messages: Sequence[tuple[str, bytes, dict[str, str]]], *, timeout_s: float
+    ) -> list[PubAck | JetStreamError]:
+        """Store messages, each by itself, with one wait for the first answers to all. Returns the ack or the error of each.
+
+        What is not confirmed by its first answer goes on as `publish` does. No path of these messages is told.
+        """
+        loop, group = self._loop, AckGroup[ServerReply]()
+        outcomes: list[PubAck | JetStreamError] = []
+        opened: list[tuple[int, bytes, _Call]] = []
+        now = loop.time()
+        for subject, data, headers in messages:
+            outcomes.append(PublishUnknown(f"{subject} was not tried"))
+            try:
+                header = wire.encode_headers(headers) if headers else None
+                number, call = self._open(subject, data, header, repeatable=wire.MSG_ID in headers)
+            except JetStreamError as error:
+                outcomes[-1] = self._failed(error)
+                continue
+            call.asked_at, call.deadline = now, now + timeout_s
+            opened.append((len(outcomes) - 1, number, call))
+            if self._core.send_now(call.cmd):
+                call.future = group.part()
+        timer = loop.call_at(now + timeout_s, self._expire_all, [call for _, _, call in opened])
+        try:
+            await group.all()
+            left = [(place, call) for place, _, call in opened if not self._confirmed(call, place, outcomes)]
+            for (place, _), outcome in zip(left, await asyncio.gather(*(self._go_on(call) for _, call in left)), strict=True):
+                outcomes[place] = outcome
+        finally:
+            timer.cancel()
+            for _, number, call in opened:
+                self._close(number, call)
+        return outcomes
+
+    def _expire_all(self, calls: Sequence[_Call]) -> None:
+        for call in calls:
+            self._expire_publish(call)
+
+    def _confirmed(self, call: _Call, place: int, outcomes: list[PubAck | JetStreamError]) -> bool:
+        """Put the ack of a publish of a group into its place, if its first answer is one."""
+        answer = call.future.outcome if isinstance(call.future, AckPart) else None
+        if not isinstance(answer, ServerReply) or answer.status == 503:
+            return False
+        reply = _pub_reply.decode(answer.data)
+        if reply.error is not None:
+            return False
+        outcomes[place] = _ack_of(reply)
+        _stored.inc()
+        return True
+
+    async def _go_on(self, call: _Call) -> PubAck | JetStreamError:
+        """Return what becomes of a publish of a group that its first answer has not confirmed, or that was not sent."""
+        first = call.future.outcome if isinstance(call.future, AckPart) else None
+        call.timer = self._loop.call_at(call.deadline, self._expire_publish, call)
+        try:
+            ack = await self._publish(call, first)
+        except JetStreamError as error:
+            return self._failed(error)
+        _stored.inc()
+        return ack
+
+    def _failed(self, error: JetStreamError) -> JetStreamError:
+        metrics.PUBLISHES.labels(type(error).__name__).inc()
+        return error
+
     def _expire_publish(self, call: _Call) -> None:
         call.timed_out = True
         call.fail(PublishUnknown(f"no word from the server about {call.subject} in time: it may or may not be stored"))
 
-    async def _publish(self, call: _Call) -> PubAck:
+    async def _publish(self, call: _Call, first: ServerReply | BaseException | None = None) -> PubAck:
+        """Send a publish until it is confirmed or refused. `first`: what became of its first try, if that was made."""
         loop = self._loop
         pause_s = RETRY_FIRST_S
         refused = 0
         unknown = False
         while True:
-            call.future = loop.create_future()
-            if call.timed_out:
+            future = call.future = loop.create_future()
+            if first is not None:
+                _repeat(first, future)
+                first = None
+            elif call.timed_out:
                 self._expire_publish(call)
             elif not self._core.send_now(call.cmd):
                 call.future = None  # no caller awaits it now, so asyncio would report its failure as never retrieved
                 await self._until_sendable(call)
                 continue
             try:
-                answer = await call.future
+                answer = await future
             except _Disconnected:
                 if not call.repeatable:
                     raise PublishUnknown(f"the connection broke while {call.subject} waited for its ack") from None
@@ -244,7 +315,7 @@ class Mux:
             else:
                 reply = _pub_reply.decode(answer.data)
                 if reply.error is None:
-                    return PubAck(reply.stream, reply.seq, reply.duplicate, None if reply.val is None else int(reply.val))
+                    return _ack_of(reply)
                 last = api.publish_fault(reply.error, call.subject)
                 if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS):
                     raise last
@@ -278,6 +349,17 @@ class Mux:
             return False
         told = msgspec.json.decode(names.data)
         return "error" not in told and not told.get("total", 0)  # servers that elect their leader answer with an error
+
+
+def _ack_of(reply: _PubReply) -> PubAck:
+    return PubAck(reply.stream, reply.seq, reply.duplicate, None if reply.val is None else int(reply.val))
+
+
+def _repeat(outcome: ServerReply | BaseException, future: asyncio.Future[ServerReply]) -> None:
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def _untraced(headers: dict[str, str]) -> dict[str, str]:

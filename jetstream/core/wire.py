@@ -106,6 +106,16 @@ def _unsendable(name: str, value: str) -> SubjectError:
     )
 
 
+def publish_headers(headers: Mapping[str, str] | None, msg_id: str | None, last_subject_seq: int | None) -> dict[str, str]:
+    """Return the headers of a publish: those given, the id by which repetitions are known, and the sequence that it expects."""
+    found = dict(headers) if headers else {}
+    if msg_id is not None:
+        found[MSG_ID] = msg_id
+    if last_subject_seq is not None:
+        found[EXPECT_LAST_SUBJECT_SEQ] = str(last_subject_seq)
+    return found
+
+
 def status_of(raw: bytes | None) -> int:
     """Return the inline status of a received header block, 0 if there is none."""
     if raw and raw[8:9] == b" ":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from headrace.jetstream.ports.buckets import Bucket, Change, Entry, KeyState, Watch
 from headrace.jetstream.ports.messaging import Delivery, Follow, HealthPort, Messaging, PullLoop, Subscription
 from headrace.jetstream.ports.objects import ObjectBucket, ObjectWriter, StoredObject
-from headrace.jetstream.ports.records import ConsumerSpec, Message, MessageBatch, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports.records import ConsumerSpec, Message, MessageBatch, Outgoing, PubAck, StoredMessage, StreamState
 
 __all__ = [
     "Bucket",
@@ -27,6 +27,7 @@ __all__ = [
     "Messaging",
     "ObjectBucket",
     "ObjectWriter",
+    "Outgoing",
     "PubAck",
     "PullLoop",
     "StoredMessage",

@@ -8,7 +8,15 @@ from typing import Protocol, runtime_checkable
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports.buckets import Bucket
 from headrace.jetstream.ports.objects import ObjectBucket
-from headrace.jetstream.ports.records import ConsumerSpec, Message, MessageBatch, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports.records import (
+    ConsumerSpec,
+    Message,
+    MessageBatch,
+    Outgoing,
+    PubAck,
+    StoredMessage,
+    StreamState,
+)
 
 
 @runtime_checkable
@@ -133,6 +141,12 @@ class Messaging(Protocol):
 
         Raises QueueFull, DiskFull, PayloadTooLarge, RevisionConflict, TopologyError (no stream takes the subject), and
         PublishUnknown when the outcome is not known.
+        """
+
+    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float = 2.0) -> list[PubAck | JetStreamError]:
+        """Store messages, each by itself, and wait for all of their confirmations at once.
+
+        Returns for each message, in their order, what `publish` returns or raises.
         """
 
     def pull(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,16 @@ class PubAck(msgspec.Struct, frozen=True):
     seq: int
     duplicate: bool = False
     total: int | None = None
+
+
+class Outgoing(NamedTuple):
+    """A message to store, with what `Messaging.publish` takes for it."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
+    msg_id: str | None = None
+    expect_last_subject_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

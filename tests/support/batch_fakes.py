@@ -18,9 +18,10 @@ from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.validation import InputLimits
 from headrace.broker.messages import JobResult, ResultResponse
-from headrace.jetstream.errors import RevisionConflict
-from headrace.jetstream.ports import Change, Entry, PubAck
+from headrace.jetstream.errors import JetStreamError, RevisionConflict
+from headrace.jetstream.ports import Change, Entry, Outgoing, PubAck
 from headrace.jetstream.subjects import Subjects
+from tests.support.grouped_publishes import publish_each
 
 SUBJECTS = Subjects("hr")
 
@@ -91,6 +92,9 @@ class MemoryMessaging:
         self.refuse()
         self.published.append((subject, data, dict(headers or {}), msg_id))
         return PubAck("HR_JOB", len(self.published))
+
+    async def publish_all(self, messages: Sequence[Outgoing], **_: float) -> list[PubAck | JetStreamError]:
+        return await publish_each(self.publish, messages)
 
 
 class MemoryResults:

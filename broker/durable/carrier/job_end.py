@@ -13,9 +13,9 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.batched_wakeups import BatchedWakeups
 from headrace.broker.durable.carrier.carrier_deps import CarrierDeps, known
 from headrace.broker.durable.carrier.held_job import HeldJob
+from headrace.broker.durable.carrier.joined_commits import JoinedCommits
 from headrace.broker.durable.errors import CarrierLost, JobRejected
 from headrace.broker.durable.names import JobRef, run_id
 from headrace.broker.durable.ports import RenderedJob
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 READS_AFTER_A_LOSS = 3
 MOST_BYTES = 64 * 1024  # of a job that its dead letter keeps
-GATHER_S = 0.01  # for results of lines of batches, for which no client waits: they and their acks leave in one write each
+GATHER_S = 0.01  # for results of lines of batches, for which no client waits: they are stored together, and so are acks sent
 
 
 class JobEnder:
@@ -40,7 +40,7 @@ class JobEnder:
     def __init__(self, deps: CarrierDeps) -> None:
         self._deps = deps
         self._retry_s = deps.settings.timing.retry_s
-        self._turns = BatchedWakeups(GATHER_S)
+        self._lines = JoinedCommits(deps.results, GATHER_S)
 
     def settle(self, held: HeldJob, result: JobResult) -> None:
         """Ack a job whose result was seen, and tell of it."""
@@ -95,10 +95,8 @@ class JobEnder:
                     await held.writer.append("end", status="failed", fault=fault, first_event=first)
             except CarrierLost:
                 return await self.lost(held)
-        if held.job.batch:
-            await self._turns.next()
-        stands = await self._deps.results.commit(held.job.tenant, held.job.token, result)
-        self.settle(held, stands)
+        results = self._lines if held.job.batch else self._deps.results
+        self.settle(held, await results.commit(held.job.tenant, held.job.token, result))
         return True
 
     async def end_unreadable(self, held: HeldJob, message: str) -> None:

@@ -35,16 +35,17 @@ class JobNotices:
         self._carrier = carrier
 
     def step(self, job: JobRef, event: Literal["taken", "started", "progress"], tokens: int = 0) -> None:
-        """Tell of a step of a job. Lines of a batch tell of their end only: the batch counts them."""
+        """Tell of a step of a job. Lines of a batch tell of none: the batch counts them, and their results are messages."""
         if job.batch:
             return
         self._send(job, JobProgress(id=job.name, event=event, tokens=tokens, carrier=self._carrier))
 
     def finished(self, job: JobRef, result: JobResult, reply: str = "") -> None:
-        """Tell of the result of a job, and send a copy to `reply` unless that is empty."""
-        tokens = result.tokens.completion
-        progress = JobProgress(id=job.name, event="finished", status=result.status, tokens=tokens, carrier=self._carrier)
-        self._send(job, progress)
+        """Tell of the end of a job that is no line of a batch, and send a copy of its result to `reply` unless that is empty."""
+        if not job.batch:
+            tokens = result.tokens.completion
+            progress = JobProgress(id=job.name, event="finished", status=result.status, tokens=tokens, carrier=self._carrier)
+            self._send(job, progress)
         if not reply:
             return
         if not may_reply(reply, self._subjects.prefix):

@@ -10,7 +10,16 @@ import pytest
 
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.errors import DiskFull, PublishUnknown, QueueFull, RevisionConflict, SubjectError, TopologyError
+from headrace.jetstream.errors import (
+    DiskFull,
+    PayloadTooLarge,
+    PublishUnknown,
+    QueueFull,
+    RevisionConflict,
+    SubjectError,
+    TopologyError,
+)
+from headrace.jetstream.ports import Outgoing, PubAck
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.specs import StreamSpec
@@ -125,6 +134,34 @@ async def test_a_cancelled_publish_leaves_nothing_behind(connection: Connection,
     await connection.barrier()
 
 
+async def test_messages_that_are_stored_together_each_have_their_own_outcome(connection: Connection, subjects: Subjects) -> None:
+    subject = subjects.work("p", "w")
+    result = subjects.result("_", "job")
+    outcomes = await connection.publish_all(
+        [
+            *(Outgoing(subject, b"%d" % n, {"Hr-Attempt": str(n)}, msg_id=f"m{n % 2}") for n in range(3)),
+            Outgoing(result, b"first", expect_last_subject_seq=0),
+            Outgoing(result, b"second", expect_last_subject_seq=0),
+            Outgoing(subject, bytes(2 * connection.max_payload)),
+            Outgoing(subject, b"last"),
+        ]
+    )
+    stored = [(o.seq, o.duplicate) if isinstance(o, PubAck) else type(o) for o in outcomes]
+    assert stored == [(1, False), (2, False), (1, True), (1, False), RevisionConflict, PayloadTooLarge, (3, False)]
+    found = await connection.get_message(subjects.stream("WORK"), 2)
+    assert found is not None
+    assert (found.data, found.headers) == (b"1", {"Hr-Attempt": "1", "Nats-Msg-Id": "m1"})
+    assert connection._mux._calls == {}
+    assert await connection.publish_all([]) == []
+
+
+async def test_messages_that_are_stored_together_wait_for_their_stream(connection: Connection, prefix: str) -> None:
+    publishing = asyncio.ensure_future(connection.publish_all([Outgoing(f"{prefix}.late", b"")] * 3))
+    await asyncio.sleep(0.03)
+    await stream(connection, StreamSpec(name=f"{prefix}_L", subjects=(f"{prefix}.late",), description="x"))
+    assert sorted(ack.seq for ack in await publishing if isinstance(ack, PubAck)) == [1, 2, 3]
+
+
 # -- the server goes away ---------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +182,35 @@ async def test_a_publish_caught_by_a_crash_is_repeated_under_its_id(
     again = await connection.publish(subjects.work("p", "w"), b"", msg_id="m0")
     assert (again.duplicate, again.seq) == (True, acks[0].seq)
     assert await connection.subject_counts(subjects.stream("WORK"), ">") == {subjects.work("p", "w"): 3}
+
+
+async def test_messages_that_are_stored_together_are_repeated_by_their_ids_after_a_crash_and_others_are_unknown(
+    own_server: EmbeddedServer, connect: Connect, subjects: Subjects
+) -> None:
+    connection = await connect(own_server, topology=Topology(subjects))
+    own_server.pause()
+    messages = [Outgoing(subjects.work("p", "w"), b"", msg_id=f"m{n}" if n % 2 else None) for n in range(6)]
+    publishing = asyncio.ensure_future(connection.publish_all(messages, timeout_s=5.0))
+    await asyncio.sleep(0.02)
+    own_server.kill()
+    await own_server.start_async()
+    outcomes = await publishing
+    assert [type(outcome) for outcome in outcomes] == [PublishUnknown, PubAck] * 3
+    assert subjects.work("p", "w") not in {call.subject for call in connection._mux._calls.values()}
+
+
+async def test_messages_that_are_stored_together_and_hear_nothing_end_in_time_as_unknown(
+    own_server: EmbeddedServer, connect: Connect, subjects: Subjects
+) -> None:
+    connection = await connect(own_server, topology=Topology(subjects))
+    messages = [Outgoing(subjects.work("p", "w"), b"", msg_id=f"m{n}") for n in range(3)]
+    own_server.pause()
+    try:
+        outcomes = await connection.publish_all(messages, timeout_s=0.1)
+    finally:
+        own_server.resume()
+    assert [type(outcome) for outcome in outcomes] == [PublishUnknown] * 3
+    assert all(isinstance(ack, PubAck) and ack.duplicate for ack in await connection.publish_all(messages))
 
 
 async def test_a_publish_that_hears_nothing_ends_in_time_as_unknown(

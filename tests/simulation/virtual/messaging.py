@@ -16,7 +16,8 @@ from headrace.jetstream.errors import (
     PublishUnknown,
     RequestTimeout,
 )
-from headrace.jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import ConsumerSpec, Message, Outgoing, PubAck, StoredMessage, StreamState
+from tests.support.grouped_publishes import publish_each
 from tests.simulation.virtual.bucket_client import SimBucket, whole
 from tests.simulation.virtual.follow import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
@@ -157,6 +158,9 @@ class SimMessaging:
         lane = stream.spec.name if stream else CORE
         store = partial(self.server.publish, self.conn.id, message, options)
         return await self.write(lane, f"publish {subject}", store, timeout_s=timeout_s, repeat=msg_id is not None)
+
+    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float = 2.0) -> list[PubAck | JetStreamError]:
+        return await publish_each(self.publish, messages, timeout_s=timeout_s)
 
     def pull(
         self,

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.jetstream.errors import NotConnected, ObjectNotFound, PublishUnknown, QueueFull, RevisionConflict
-from headrace.jetstream.ports import PubAck, StoredMessage
+from headrace.jetstream.errors import (
+    JetStreamError,
+    NotConnected,
+    ObjectNotFound,
+    PublishUnknown,
+    QueueFull,
+    RevisionConflict,
+)
+from headrace.jetstream.ports import Outgoing, PubAck, StoredMessage
+from tests.support.grouped_publishes import publish_each
 
 
 class FakeObjects:
@@ -73,6 +81,9 @@ class FakeStreams:
         if fault == "loseack":
             raise PublishUnknown("no ack")
         return PubAck("S", seq)
+
+    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float = 2.0) -> list[PubAck | JetStreamError]:
+        return await publish_each(self.publish, messages, timeout_s=timeout_s)
 
     async def get_message(self, _stream: str, seq: int) -> StoredMessage | None:
         return next((message for message in self.messages if message.seq == seq), None)

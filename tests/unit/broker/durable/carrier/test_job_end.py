@@ -40,7 +40,7 @@ async def test_the_tokens_of_a_job_that_was_run_are_counted_with_its_ack_however
     acked: list[int] = []
     held.delivery.ack = lambda: acked.append(1)  # type: ignore[method-assign]
     deps: Any = Deps(streams)
-    deps.notices, deps.wall = Notices(), lambda: 5.0
+    deps.notices, deps.results, deps.wall = Notices(), None, lambda: 5.0
     JobEnder(deps).settle(held, JobResult(id="j", status=status))
     assert (len(acked), deps.notices.told, rendered.counted) == (1, 1, 1)
 
@@ -62,6 +62,6 @@ async def test_the_result_of_a_line_is_shown_to_the_batches_of_this_process(batc
     held.ref = msgspec.structs.replace(held.ref, batch=batch)
     held.delivery.ack = lambda: None  # type: ignore[method-assign]
     deps: Any = Deps(streams)
-    deps.notices, deps.wall, deps.batches = Notices(), lambda: 5.0, Batches()
+    deps.notices, deps.results, deps.wall, deps.batches = Notices(), None, lambda: 5.0, Batches()
     JobEnder(deps).settle(held, JobResult(id="j", status="failed"))
     assert deps.batches.seen == seen

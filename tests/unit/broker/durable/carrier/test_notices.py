@@ -24,8 +24,8 @@ def test_a_result_is_not_sent_to_the_server_or_to_our_own_subjects(subject: str)
     assert not may_reply(subject, "hr")
 
 
-@pytest.mark.parametrize(("batch", "told"), [("", ["taken", "finished"]), ("batch_1", ["finished"])])
-def test_lines_of_a_batch_tell_of_their_end_only(batch: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("batch", "told"), [("", ["taken", "finished"]), ("batch_1", [])])
+def test_lines_of_a_batch_tell_of_nothing_beside_their_results(batch: str, told: list[str]) -> None:
     sent: list[str] = []
     messaging = SimpleNamespace(send=lambda _subject, data: sent.append(msgspec.json.decode(data, type=JobProgress).event))
     notices = JobNotices(messaging, Subjects("hr"), carrier="c")  # type: ignore[arg-type]
@@ -33,3 +33,11 @@ def test_lines_of_a_batch_tell_of_their_end_only(batch: str, told: list[str]) ->
     notices.step(job, "taken")
     notices.finished(job, JobResult(id="j", status="done"))
     assert sent == told
+
+
+def test_a_line_of_a_batch_has_a_copy_of_its_result_sent_if_it_asks_for_one() -> None:
+    sent: list[str] = []
+    messaging = SimpleNamespace(send=lambda subject, _data: sent.append(subject))
+    notices = JobNotices(messaging, Subjects("hr"), carrier="c")  # type: ignore[arg-type]
+    notices.finished(JobRef(tenant="t", name="j", batch="batch_1"), JobResult(id="j", status="done"), "answers")
+    assert sent == ["answers"]
