@@ -38,7 +38,6 @@ class HeldJob:
         self._subjects = subjects
         self.stored = JobState()
         self.noted = False  # this delivery has written a take
-        self.unextended = 0  # looks of the watch since the claim was last extended
         self.phase: Phase = "waiting"
         self.stop: Stop = ""
         self.wake = asyncio.Event()

@@ -20,8 +20,7 @@ from headrace.jetstream.topology import JOB_ACK_WAIT_S
 log = structlog.get_logger()
 
 TICK_S = 0.5
-EXTEND_S = JOB_ACK_WAIT_S / 6
-EXTEND_AFTER, EXTEND_EVERY = 3, 2  # times `EXTEND_S`: most lines of batches have ended by then, and need no extension
+EXTEND_S = JOB_ACK_WAIT_S / 3
 
 
 class JobWatch:
@@ -63,17 +62,9 @@ class JobWatch:
             await asyncio.sleep(EXTEND_S)
             for phase, number in self._held.phases().items():
                 metrics.CARRIED.labels(phase).set(number)
-            self.extend()
-
-    def extend(self) -> None:
-        """Extend the claims that need it, called every `EXTEND_S`. Not while there is no lease: another may take over then."""
-        if not self._deps.ingress.lease_held:
-            return
-        for held in self._held:
-            held.unextended += 1
-            if held.unextended >= EXTEND_AFTER:
-                held.unextended = EXTEND_AFTER - EXTEND_EVERY
-                held.delivery.progress()
+            if self._deps.ingress.lease_held:
+                for held in self._held:
+                    held.delivery.progress()
 
     async def _poll(self) -> None:
         while True:
