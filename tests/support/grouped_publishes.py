@@ -15,7 +15,9 @@ async def publish_each(
     """Publish messages at once, and return for each what came of it."""
 
     async def one(message: Outgoing) -> PubAck | JetStreamError:
-        wishes = {name: value for name, value in message._asdict().items() if name not in ("subject", "data") and value is not None}
+        wishes = {
+            name: value for name, value in message._asdict().items() if name not in ("subject", "data") and value is not None
+        }
         try:
             return await publish(message.subject, message.data, **wishes, **options)
         except JetStreamError as error:

@@ -134,7 +134,9 @@ async def test_a_cancelled_publish_leaves_nothing_behind(connection: Connection,
     await connection.barrier()
 
 
-async def test_messages_that_are_stored_together_each_have_their_own_outcome(connection: Connection, subjects: Subjects) -> None:
+async def test_messages_that_are_stored_together_each_have_their_own_outcome(
+    connection: Connection, subjects: Subjects
+) -> None:
     subject = subjects.work("p", "w")
     result = subjects.result("_", "job")
     outcomes = await connection.publish_all(
