@@ -1,6 +1,6 @@
 """Commits results of lines of batches together: those of some milliseconds leave in one write and are waited for once.
 
-No client waits for one of them alone. A result that is not stored at this first try is committed by itself, as any other one is.
+No client waits for one of them alone. A result that is not stored at this first try is committed by itself, as any other is.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class JobNotices:
         self._send(job, JobProgress(id=job.name, event=event, tokens=tokens, carrier=self._carrier))
 
     def finished(self, job: JobRef, result: JobResult, reply: str = "") -> None:
-        """Tell of the end of a job that is no line of a batch, and send a copy of its result to `reply` unless that is empty."""
+        """Tell of the end of a job that is no line of a batch, and send a copy of its result to `reply` if that is named."""
         if not job.batch:
             tokens = result.tokens.completion
             progress = JobProgress(id=job.name, event="finished", status=result.status, tokens=tokens, carrier=self._carrier)

@@ -17,12 +17,12 @@ from headrace.jetstream.errors import (
     RequestTimeout,
 )
 from headrace.jetstream.ports import ConsumerSpec, Message, Outgoing, PubAck, StoredMessage, StreamState
-from tests.support.grouped_publishes import publish_each
 from tests.simulation.virtual.bucket_client import SimBucket, whole
 from tests.simulation.virtual.follow import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
 from tests.simulation.virtual.objects import SimObjects
 from tests.simulation.virtual.pull import SimPullLoop
+from tests.support.grouped_publishes import publish_each
 
 T = TypeVar("T")
 
