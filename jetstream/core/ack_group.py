@@ -34,7 +34,7 @@ class AckGroup(Generic[T]):
 
 
 class AckPart(Generic[T]):
-    """The place of one answer, filled as a future is, but nobody is woken for it alone."""
+    """The place of one answer, filled as a future is, but no task is woken for it alone."""
 
     __slots__ = ("_group", "outcome")
 
