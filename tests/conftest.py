@@ -33,7 +33,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.tokens import TokenTable
-from tests.support import examples, hard_limit, process_shares
+from tests.support import examples, hard_limit, passed_before, process_shares
 from tests.support.moved_seeds import MOVED_SEED
 
 collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
@@ -91,6 +91,7 @@ mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_tr
 
 def pytest_configure(config: pytest.Config) -> None:
     hard_limit.configure(config)
+    passed_before.configure(config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,13 +23,17 @@ def fewer(full: settings) -> settings:
     return settings(full, max_examples=min(full.max_examples, max(FEWEST, full.max_examples // SHARE)))
 
 
+def is_search(item: pytest.Item) -> bool:
+    """Return whether Hypothesis chooses what a test tries."""
+    return _machine(item) is not None or is_hypothesis_test(getattr(item, "obj", None))
+
+
 def shorten(items: Iterable[pytest.Item]) -> None:
     """Has every search among the tests try fewer examples; searches inside of a test's body are left as they are."""
     done: set[int] = set()
     for item in items:
-        machine: Any = getattr(item, "cls", None)
         test: Any = getattr(item, "obj", None)
-        if machine is not None and isinstance(machine.__dict__.get("settings"), settings):  # a stateful search
+        if (machine := _machine(item)) is not None:
             if id(machine) not in done:
                 machine.settings = fewer(machine.settings)
                 done.add(id(machine))
@@ -38,3 +42,9 @@ def shorten(items: Iterable[pytest.Item]) -> None:
             if id(test) not in done:  # the parameters of a test share it
                 test._hypothesis_internal_use_settings = fewer(test._hypothesis_internal_use_settings)
                 done.add(id(test))
+
+
+def _machine(item: pytest.Item) -> Any:
+    """Return the class of a stateful search."""
+    machine: Any = getattr(item, "cls", None)
+    return machine if machine is not None and isinstance(machine.__dict__.get("settings"), settings) else None
