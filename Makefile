@@ -55,8 +55,12 @@ INSTALL_LOCKED = $(INSTALL) --no-deps --require-hashes -r $(LOCK)/$(1).txt
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # The folders in their order, which begins with the slow ones: the last file should not be one that the other process waits for.
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
-IN_THREE := -n 3 $(wordlist 3,9,$(IN_TWO))
 IN_FOUR := -n 4 $(wordlist 3,9,$(IN_TWO))
+# At the lowest priority. A kernel that shares the cores between sessions (autogroup) does not look at nice from one to another, and
+# what tests start has sessions of its own: on one core beside a busy process of another session nice alone had half of the time.
+IDLE := setsid sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$$@"' idle
+# What failed in two runs at once is kept in two places: each writes all that it knows of.
+VIRTUAL_CACHE := .pytest_cache/virtual
 # Everything that takes long says so in one line first.
 SAY = @printf '==> %s\n'
 
@@ -81,18 +85,20 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim|t
 		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
 		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# Three runs: what computes or waits a moment, three at a time; what kills wants no work beside it but its like, which mostly waits,
-# four of them at a time; and engines want the machine for themselves, two at a time: starting one is the work of a single core for
-# most of the time.
+# Four runs. What kills wants no work beside it but its like, which mostly waits, four at a time, and what computes in virtual time
+# alone: at the lowest priority it takes what is left of the cores. Then all else without an engine, which mostly waits for servers,
+# likewise. Engines want the machine for themselves, two at a time: starting one is the work of a single core for most of the time.
 # A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/process_shares.py).
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
-	@all=5; \
-	run() { \
-		$(BIN)/pytest "$$@" $(ARGS); code=$$?; \
-		case $$all,$$code in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$code ;; esac; \
-	}; \
-	run -m 'not engine and not fault' $(IN_THREE) --ignore=tests/engines --ignore=tests/faults; \
+	@all=5; told=$$(mktemp); trap 'kill $$virtual 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
+	note() { case $$all,$$1 in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$1 ;; esac; }; \
+	run() { $(BIN)/pytest "$$@" $(ARGS); note $$?; }; \
+	$(IDLE) $(BIN)/pytest -m virtual $(IN_TWO) --timeout=600 -o cache_dir=$(VIRTUAL_CACHE) \
+		$(foreach other,docs engines faults integration unit,--ignore=tests/$(other)) $(ARGS) >"$$told" 2>&1 & virtual=$$!; \
 	run -m 'fault and not engine' $(IN_FOUR) $(foreach other,docs engines simulation unit,--ignore=tests/$(other)); \
+	wait $$virtual; code=$$?; virtual=; note $$code; cat "$$told"; \
+	case $$code in 0|5) ;; *) echo 'virtual time: failed' ;; esac; \
+	run -m 'not engine and not fault and not virtual' $(IN_FOUR) --ignore=tests/engines --ignore=tests/faults; \
 	run -m 'engine and not long_engine' $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
 	exit $$all

@@ -104,3 +104,10 @@ def test_ci_leaves_out_what_its_own_runs_have_passed() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert passed_before.RECORD in script
     assert passed_before.BEFORE in script
+
+
+def test_ci_does_not_try_again_what_failed_in_virtual_time() -> None:
+    """`make test` keeps such failures apart, where the second try does not look."""
+    words = "virtual time: failed"
+    assert f"'{words}'" in (ROOT / "Makefile").read_text()
+    assert f"grep -q '^{words}'" in (ROOT / ".ci" / "run").read_text()
