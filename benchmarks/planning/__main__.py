@@ -64,7 +64,7 @@ class Arena:
             "failed": outcome.failed,
         }
 
-    def planner(self, **chosen: float) -> Decide:
+    def planner(self, **chosen: float | str) -> Decide:
         """Return the planner's decision, which acts on what it has planned."""
         values = {
             "ttft_s": self.targets.ttft_s,
@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the stretching, and of the waves")
     parser.add_argument("--most", type=int, default=20)
     parser.add_argument("--confidence", default=str(PlannerSettings().confidence), help="with commas between")
+    parser.add_argument("--forecasters", default="", help="models of statsforecast for the planner, with commas between")
     parser.add_argument("--who", default="planner,clairvoyant,bound,kalman,constant,fixed")
     chosen = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
@@ -140,7 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, start_s in enumerate(float(one) for one in chosen.start.split(",")):
         arena = Arena(requests, speed=speed, start_s=start_s, targets=targets, most=chosen.most)
         players: dict[str, Decide] = {
-            **{f"planner {one}": arena.planner(confidence=float(one)) for one in chosen.confidence.split(",")},
+            **{
+                f"planner {one}": arena.planner(confidence=float(one), forecasters=chosen.forecasters)
+                for one in chosen.confidence.split(",")
+            },
             "clairvoyant": arena.clairvoyant(),
             "bound": arena.clairvoyant(kept_s=2.0 * start_s),
             "kalman": arena.published("kalman"),

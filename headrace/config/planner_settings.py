@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from headrace.setting import Setting, check_numbers
 
+FORECASTERS = ("arima", "ces", "ets", "theta")  # of statsforecast
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
@@ -44,6 +46,13 @@ class PlannerSettings:
         float,
         Setting("Quantile of the forecast that workers are planned for: higher ones cost workers.", least=0.5, most=0.999),
     ] = 0.85
+    forecasters: Annotated[
+        str,
+        Setting(
+            "Models of statsforecast, with commas between, that are scored beside the own ones: arima, ces, ets, theta.",
+            "--forecasters",
+        ),
+    ] = ""
 
     start_command: Annotated[
         str | None, Setting("Command that starts one worker. Default: the running `up` of this folder does.", "--start-command")
@@ -63,7 +72,17 @@ class PlannerSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        forecaster_names(self.forecasters)
         if self.least > self.most:
             raise ValueError(f"planner.least = {self.least} is more than planner.most = {self.most}")
         if self.kubernetes and self.start_command:
             raise ValueError("planner.kubernetes and planner.start_command exclude each other")
+
+
+def forecaster_names(chosen: str) -> tuple[str, ...]:
+    """Return the models of statsforecast that a setting names, each once. Raises ValueError for one that there is not."""
+    names = tuple(dict.fromkeys(name.strip() for name in chosen.split(",") if name.strip()))
+    unknown = [name for name in names if name not in FORECASTERS]
+    if unknown:
+        raise ValueError(f"planner.forecasters: {', '.join(unknown)} is none of {', '.join(FORECASTERS)}")
+    return names

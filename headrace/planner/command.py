@@ -27,6 +27,7 @@ from headrace.planner.kubernetes.api import KubernetesApi
 from headrace.planner.kubernetes.scaler import KubernetesScaler
 from headrace.planner.planner_process import PlannerProcess
 from headrace.planner.speed_curve import Speed
+from headrace.planner.statsforecast_models import statsforecast_models
 from headrace.signals import stop_signals
 from headrace.up.worker_control import socket_of
 
@@ -42,6 +43,7 @@ def run_planner_command(settings: Settings) -> int:
     options = connect_options(settings, name="headrace planner")
     chosen = planner_settings(settings)
     profile = read_profile(chosen.profile)
+    statsforecast_models(chosen.forecasters)  # what is not installed is said now
     socket = socket_of(Path(settings["data_dir"]).resolve())
 
     api = KubernetesApi.of_this_pod() if chosen.kubernetes else None

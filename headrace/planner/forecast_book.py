@@ -63,6 +63,31 @@ class ForecastBook:
             self._horizon = steps
             self._due.clear()
 
+    def recall(self, values: Sequence[float | None]) -> None:
+        """Take values of the past over. Forecasts whose errors would be forgotten by now are not made: it would take long."""
+        known, begin = 0, len(values)
+        while begin and known < KEPT_ERRORS:
+            begin -= 1
+            known += values[begin] is not None
+        begin = max(0, begin - self._horizon)
+        for value in values[:begin]:
+            for model in self._models:
+                self._teach(model, value)
+        for value in values[begin:]:
+            self.update(value)
+
+    def _teach(self, model: Forecaster, value: float | None) -> bool:
+        try:
+            model.update(value)
+        except Exception:
+            self._fail(model)
+            return False
+        return True
+
+    def _fail(self, model: Forecaster) -> None:
+        self.failed[model.name] = self.failed.get(model.name, 0) + 1
+        self._best = None
+
     def update(self, value: float | None) -> None:
         """Take the next value: score what was forecast of it, teach the models, and have them forecast again."""
         if len(self._due) >= self._horizon:
@@ -73,12 +98,12 @@ class ForecastBook:
             self._best = None
         told = {}
         for model in self._models:
+            if not self._teach(model, value):  # a model of others must not stop the planner, and is not used
+                continue
             try:
-                model.update(value)
                 guess_or_none = counted(model.predict(self._horizon))
-            except Exception:  # a model of the user's own must not stop the planner, and is not used
-                self.failed[model.name] = self.failed.get(model.name, 0) + 1
-                self._best = None
+            except Exception:
+                self._fail(model)
                 continue
             if guess_or_none is not None:
                 told[model.name] = guess_or_none

@@ -22,6 +22,11 @@ TICKS = Counter("headrace_planner_ticks_total", "Decisions, by their one reason"
 ACTIONS = Counter("headrace_planner_actions_total", "Actions by kind and by what became of them", ["kind", "outcome"])
 LOST_STARTS = Gauge("headrace_planner_lost_starts", "Starts that were asked for and never became a worker", ["pool"])
 FAILED_FORECASTS = Gauge("headrace_planner_failed_forecasts", "Forecasters that raised", ["pool", "forecaster"])
+FORECAST_LOSS = Gauge(
+    "headrace_planner_forecast_loss",
+    "Mean loss of a forecaster at the horizon, in square roots of requests a second: the least one's is used",
+    ["pool", "forecaster"],
+)
 LEADING = Gauge("headrace_planner_leading", "1 while this process decides")
 
 

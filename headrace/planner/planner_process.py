@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -31,6 +32,8 @@ log = structlog.get_logger()
 LEASE_KEY = "planner_leader"
 LEASE_TTL_S = 6.0
 LOOK_S = 20.0  # that one look may take
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PlannerProcess:
@@ -101,7 +104,7 @@ class PlannerProcess:
     async def _lead(self, seen: Mapping[PoolKey, Observation]) -> None:
         await self._remember_pools()
         planners = {key: self._planners.get(key) or await self._recall(key) for key in seen}
-        wanted = {key: planners[key].tick(observation) for key, observation in seen.items()}
+        wanted = {key: await self._computed(planners[key].tick, observation) for key, observation in seen.items()}
         held = {plan.pool: len(seen[key].workers or ()) + sum(plan.starting.values()) for key, plan in wanted.items()}
         plans = self._budget.divide(list(wanted.values()), held)
         for key, plan in zip(wanted, plans, strict=True):
@@ -112,9 +115,17 @@ class PlannerProcess:
                 planner.acted(done)
             for name, count in planner.book.failed.items():
                 metrics.FAILED_FORECASTS.labels(plan.pool, name).set(count)
+            for name, loss in planner.book.scores().items():
+                metrics.FORECAST_LOSS.labels(plan.pool, name).set(loss)
             metrics.LOST_STARTS.labels(plan.pool).set(planner.starts.lost)
             await self._store(key, planner, plan)
         self._page.put(plans)
+
+    async def _computed(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what may take long beside the event loop: fitting forecasters of others would hold up the lease."""
+        if self._settings.forecasters:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        return work(*args, **kwargs)
 
     def _tell(self, key: PoolKey, plan: Plan) -> None:
         metrics.show(plan)
@@ -145,7 +156,8 @@ class PlannerProcess:
         planner = PoolPlanner(self._settings, profile=self._profile)
         metrics.declare(str(key))
         entry = await self._nats.bucket(self._names.bucket("state")).get(self._bucket_key("planner", key))
-        if entry is not None and load(planner, entry.value, model=self._watch.known[key], pool=str(key)):
+        known = self._watch.known[key]
+        if entry is not None and await self._computed(load, planner, entry.value, model=known, pool=str(key)):
             log.info("planner.recalled", pool=str(key), steps=len(planner.series.values))
         self._planners[key] = planner
         return planner

@@ -17,6 +17,7 @@ from headrace.planner.capacity import (
 )
 from headrace.planner.demand_series import DemandSeries
 from headrace.planner.forecast_book import ForecastBook
+from headrace.planner.forecasters import forecasters
 from headrace.planner.hysteresis import Hysteresis
 from headrace.planner.needs import Demand, Need, need_by_slots, need_of
 from headrace.planner.observation import ROLES, Observation, WorkerSight, stale
@@ -25,6 +26,7 @@ from headrace.planner.recent_requests import RecentRequests
 from headrace.planner.redistribution import most_leaving
 from headrace.planner.speed_curve import Speed, SpeedCurve
 from headrace.planner.start_ups import StartUps
+from headrace.planner.statsforecast_models import all_forecasters
 
 RECENT_STEPS = 2  # of the series that are "lately"
 WAITS_S = 30.0  # in which waits are looked at
@@ -64,7 +66,7 @@ class PoolPlanner:
     """The planner of one (model, pool)."""
 
     def __init__(self, settings: PlannerSettings, *, profile: dict[str, Speed] | None = None) -> None:
-        """`profile`: measured speeds by role, which seed the curves."""
+        """`profile`: measured speeds by role, which seed the curves. Raises SettingsError for a forecaster that is missing."""
         self.settings = settings
         self.targets = Targets(ttft_s=settings.ttft_s, itl_s=settings.itl_s, miss=settings.miss)
         self.series = DemandSeries(step_s=settings.step_s, keep_s=settings.season_s + 3600.0)
@@ -78,14 +80,15 @@ class PoolPlanner:
 
     def new_book(self) -> ForecastBook:
         """Return a book that has read the series so far."""
+        season = round(self.settings.season_s / self.settings.step_s)
         book = ForecastBook(
-            season=round(self.settings.season_s / self.settings.step_s),
+            season=season,
             horizon=self.horizon,
             step_s=self.settings.step_s,
             confidence=self.settings.confidence,
+            models=all_forecasters(forecasters(season), self.settings.forecasters),
         )
-        for value in self.series.values:
-            book.update(value)
+        book.recall(list(self.series.values))
         return book
 
     @property

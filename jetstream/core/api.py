@@ -22,6 +22,7 @@ from headrace.jetstream.errors import (
     NoResponder,
     PayloadTooLarge,
     PublishError,
+    PublishUnknown,
     QueueFull,
     RequestTimeout,
     RevisionConflict,
@@ -47,6 +48,7 @@ TOO_LARGE = 10054
 TOO_MANY_REQUESTS = 10167
 TOO_FEW_SERVERS = (10005, 10074)  # for the copies that a stream should have; no cluster at all
 NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, cluster changing: ask again
+BEING_STORED = 10158  # an earlier copy under the same `Nats-Msg-Id` is not confirmed by the cluster yet
 
 _FULL_SCOPES = (
     ("maximum messages per subject exceeded", "subject"),
@@ -177,4 +179,6 @@ def publish_fault(fault: ApiFault, subject: str) -> JetStreamError:
         return TopologyError(f"no stream takes {subject}: {text}")
     if code in NOT_READY:
         return NoLeader(f"{subject} was not stored: {text}")
+    if code == BEING_STORED:
+        return PublishUnknown(f"{subject} is being stored: {text}")
     return PublishError(f"{subject} was not stored: {text} (error {code})")

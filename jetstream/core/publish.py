@@ -317,8 +317,10 @@ class Mux:
                 if reply.error is None:
                     return _ack_of(reply)
                 last = api.publish_fault(reply.error, call.subject)
-                if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS):
+                if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS, api.BEING_STORED):
                     raise last
+                if unknown and isinstance(last, NoLeader):
+                    last = PublishUnknown(f"a message to {call.subject} was on its way before it was refused: {last}")
             metrics.PUBLISH_RETRIES.inc()
             await self._pause(call, pause_s, last)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
@@ -336,7 +338,7 @@ class Mux:
 
     async def _pause(self, call: _Call, pause_s: float, last: JetStreamError) -> None:
         if asyncio.get_running_loop().time() + pause_s >= call.deadline:
-            raise last  # the server refused every try, so the message is certainly not stored
+            raise last  # where the server refused every try, the message is certainly not stored, and the error says so
         await asyncio.sleep(pause_s)
 
     async def _no_stream(self, subject: str) -> bool:

@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import threading
+import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.broker.messages import WorkerMember
 from headrace.commands.operating.control import live_workers
@@ -77,6 +80,19 @@ def decided(api: openai.OpenAI, nvext: dict[str, Any], number: int = 0, **header
     return found
 
 
+def told(up: RunningUp) -> Counter[tuple[str, str]]:
+    """Sum up what all routers tell of fleets: (sample, fleet) → sum over pools, reasons and routers."""
+    found: Counter[tuple[str, str]] = Counter()
+    for part in up.state()["routers"]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=10) as answer:  # our own
+            text = answer.read().decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.startswith("headrace_global_"):
+                    found[sample.name.removeprefix("headrace_global_"), sample.labels["fleet"]] += sample.value
+    return found
+
+
 def test_targets_in_the_body_and_in_headers_choose_the_fleet_through_http(start: Callable[..., RunningUp]) -> None:
     up = two_fleets(start)
     with client_of(up) as api:
@@ -92,6 +108,21 @@ def test_targets_in_the_body_and_in_headers_choose_the_fleet_through_http(start:
         assert headed["fleet"] == "dear", headed
         with pytest.raises(openai.BadRequestError, match="ttft_target"):
             decided(api, {"router": {"ttft_target": -1}})
+    fleets = ("cheap", "dear")
+    up.until(
+        "first tokens are compared with what was predicted of them",
+        lambda: all(told(up)["ttft_observed_seconds_count", fleet] >= 10 for fleet in fleets),
+    )
+    seen = told(up)
+    for fleet in fleets:
+        compared = seen["ttft_observed_seconds_count", fleet]
+        assert compared == seen["ttft_predicted_seconds_count", fleet]
+        assert compared == seen["ttft_predictions_total", fleet] == seen["ttft_targets_total", fleet]
+        assert compared <= seen["decisions_total", fleet]
+        assert seen["ttft_predicted_seconds_sum", fleet] > 0
+        assert seen["ttft_observed_seconds_sum", fleet] > 0
+        difference = abs(seen["ttft_observed_seconds_sum", fleet] - seen["ttft_predicted_seconds_sum", fleet])
+        assert seen["ttft_error_seconds_sum", fleet] >= difference - 1e-6
 
 
 def test_fleets_with_blocks_of_different_sizes_serve_one_model_and_each_ones_cache_counts(

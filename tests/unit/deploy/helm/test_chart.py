@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,40 @@ def test_the_broker_keeps_three_copies_and_streams_in_memory() -> None:
     assert nats["jetstream"]["memoryStore"]["enabled"] is True
 
 
+def nats_values(folder: Path, values: Object) -> list[Object]:
+    """The values that a chart named `nats` below ours gets, which tells them in an object; none where it is left out."""
+    from helm_python import Chart
+
+    ours = Path(shutil.copytree(CHART, folder / "headrace"))
+    (ours / "charts" / "nats" / "templates").mkdir(parents=True)
+    about = {"apiVersion": "v2", "name": "nats", "version": "2.14.2"}
+    (ours / "charts" / "nats" / "Chart.yaml").write_text(json.dumps(about))
+    told = '{"apiVersion": "v1", "kind": "ConfigMap", "data": {"values": {{ toJson .Values | quote }}}}'
+    (ours / "charts" / "nats" / "templates" / "told.yaml").write_text(told)
+    with Chart.load(ours) as chart:
+        texts = chart.render(values, name="r", namespace="n")
+    objects = [one for path, text in texts.items() if "/charts/nats/" in path for one in yaml.safe_load_all(text) if one]
+    return [json.loads(one["data"]["values"]) for one in objects]
+
+
+def leaves(values: Any, at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(values, dict) or not values:
+        return [at]
+    return [leaf for name, below in values.items() for leaf in leaves(below, (*at, name))]
+
+
+def test_every_value_for_the_chart_of_nats_reaches_it(tmp_path: Path) -> None:
+    (told,) = nats_values(tmp_path / "plain", {})
+    places_of_nats = leaves(DEFAULTS["nats"])
+    assert ("config", "merge", "write_deadline") in places_of_nats
+    for place in places_of_nats:
+        assert at(told, place) == at(DEFAULTS["nats"], place), ".".join(place)
+    changed = with_value({"nats": DEFAULTS["nats"]}, ("nats", "config", "merge", "write_deadline"), "2s")
+    (other,) = nats_values(tmp_path / "changed", changed)
+    assert at(other, ("config", "merge", "write_deadline")) == "2s"
+    assert nats_values(tmp_path / "without", {"nats": {"enabled": False}}) == []
+
+
 @pytest.mark.skipif("HEADRACE_NATS_CHART" not in os.environ, reason="HEADRACE_NATS_CHART names no folder with NATS' chart")
 def test_the_chart_of_nats_makes_of_our_values_what_they_say() -> None:
     from helm_python import Chart
@@ -277,6 +312,7 @@ def test_the_chart_of_nats_makes_of_our_values_what_they_say() -> None:
     config = next(one for one in found if one["kind"] == "ConfigMap")["data"]["nats.conf"]
     assert '"max_memory_store": 2Gi' in config
     assert '"max_connections": 65536' in config
+    assert '"write_deadline": "1s"' in config
     assert servers["spec"]["replicas"] == 3
     spread = servers["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert {one["topologyKey"]: one["whenUnsatisfiable"] for one in spread} == {

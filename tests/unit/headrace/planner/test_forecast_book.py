@@ -124,3 +124,14 @@ def test_bounds_enclose_the_value(series: list[float | None], horizon: int) -> N
         some.update(value)
     found = some.forecast()
     assert found is None or 0 <= found.low <= found.value <= found.high
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1e6), max_size=700), st.integers(1, 20))
+def test_a_book_that_reads_the_past_is_the_one_that_saw_it(series: list[float], horizon: int) -> None:
+    saw, reads = (ForecastBook(season=30, horizon=horizon, step_s=5.0, confidence=0.8) for _ in range(2))
+    for value in series:
+        saw.update(value)
+    reads.recall(series)
+    assert reads.scores() == saw.scores()
+    assert reads.forecast() == saw.forecast()

@@ -1,0 +1,80 @@
+"""Answers of a server about a message that it has under the same id already, and knowledge after a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.jetstream.core.publish import Mux
+from headrace.jetstream.errors import NoLeader, PublishUnknown
+from headrace.jetstream.ports import PubAck
+
+ID = {"Nats-Msg-Id": "m1"}
+NO_LEADER = {"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}
+BEING_STORED = {"error": {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}}
+STORED = {"stream": "S", "seq": 7}
+
+
+class Core:
+    """A connection whose server answers what the test says: to the n-th copy, or to none."""
+
+    max_payload = 1_000_000
+    up = True
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.answers: dict[int, dict[str, Any]] = {}
+        self._on_answer: Callable[..., None] | None = None
+
+    def tap(self, _subject: str, callback: Callable[..., None]) -> None:
+        self._on_answer = callback
+
+    def send_now(self, cmd: bytes) -> bool:
+        self.sent.append(cmd)
+        answer = self.answers.get(len(self.sent), self.answers.get(0))
+        if answer is not None:
+            reply = cmd.split(b"\r\n", 1)[0].split()[2]
+            asyncio.get_running_loop().call_soon(self._tell, reply, json.dumps(answer).encode())
+        return True
+
+    def _tell(self, reply: bytes, data: bytes) -> None:
+        assert self._on_answer is not None
+        self._on_answer(reply, b"", data, None)
+
+
+async def published(core: Core, headers: dict[str, str], *, timeout_s: float = 5.0, break_first: bool = False) -> PubAck:
+    """Publish. `break_first`: the connection breaks after the first copy was sent, and is there again at once."""
+    mux = Mux(core, "inbox")  # type: ignore[arg-type]
+    mux.up()
+    if break_first:
+        asyncio.get_running_loop().call_soon(lambda: (mux.down(), mux.up()))
+    try:
+        return await mux.publish("a.b", b"body", dict(headers), timeout_s=timeout_s)
+    finally:
+        assert mux._calls == {}
+
+
+async def test_a_message_that_is_being_stored_is_asked_for_again_and_is_no_refusal() -> None:
+    """The cluster has taken an earlier copy and not confirmed it yet: a caller that sent it again must not be told no."""
+    core = Core()
+    core.answers = {1: BEING_STORED, 2: BEING_STORED, 3: {**STORED, "duplicate": True}}
+    ack = await published(core, ID)
+    assert (ack.seq, ack.duplicate) == (7, True)
+    core.answers = {0: BEING_STORED}
+    with pytest.raises(PublishUnknown, match="being stored"):
+        await published(core, ID, timeout_s=0.2)
+
+
+async def test_a_refusal_says_that_nothing_is_stored_unless_a_copy_was_on_its_way_before() -> None:
+    core = Core()
+    core.answers = {0: NO_LEADER}
+    with pytest.raises(NoLeader):
+        await published(core, ID, timeout_s=0.2)
+    broken = Core()
+    broken.answers = dict.fromkeys(range(2, 50), NO_LEADER)
+    with pytest.raises(PublishUnknown):
+        await published(broken, ID, timeout_s=0.2, break_first=True)
