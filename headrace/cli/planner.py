@@ -8,6 +8,8 @@ from typing import Any
 from headrace.cli import help_texts
 from headrace.config.flags import add_setting_flags
 
+_LOGINS = ("planner", "operator")  # the best one first, where the server asks for one
+
 
 def add_planner(commands: Any, about: str) -> None:
     """Add `planner` and `planner replay`."""
@@ -42,7 +44,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from headrace.commands.running_deployment import located_settings
     from headrace.planner.command import run_planner_command
 
-    return run_planner_command(located_settings(parsed, "planner"))
+    return run_planner_command(located_settings(parsed, "planner", logins=_LOGINS))
 
 
 def _run_replay(parsed: argparse.Namespace) -> int:
@@ -50,7 +52,7 @@ def _run_replay(parsed: argparse.Namespace) -> int:
     from headrace.planner.replay_command import run_planner_replay
 
     return run_planner_replay(
-        located_settings(parsed, "planner"),
+        located_settings(parsed, "planner", logins=_LOGINS),
         last=parsed.last,
         trace=parsed.trace,
         output=parsed.output_tokens,

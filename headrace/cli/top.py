@@ -32,5 +32,5 @@ def add_top(commands: Any, about: str) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     from headrace.top.run import run_top
 
-    settings = located_settings(parsed)
+    settings = located_settings(parsed, logins=("console", "operator"))  # it only looks
     return run_top(settings, once=parsed.once, as_json=parsed.json, interval_s=parsed.interval, order=parsed.sort)

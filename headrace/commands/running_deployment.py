@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headrace.config.flags import read_settings
@@ -17,9 +17,12 @@ _OPERATOR = ("operator",)
 _CREDENTIALS = ("nats.user", "nats.token", "nats.credentials", "nats.nkey_seed")
 
 
-def located_settings(parsed: argparse.Namespace, command: Command = "control") -> Settings:
+def located_settings(
+    parsed: argparse.Namespace, command: Command = "control", *, logins: Sequence[str] = _OPERATOR
+) -> Settings:
     """Return the settings of a command line, and of the running `headrace up` what it was not given.
 
+    `logins`: the names that would do at a server that asks for them, the best one first.
     Raises SettingsError, and StartFailed for a run file that cannot be read.
     """
     settings = read_settings(parsed, command)
@@ -29,8 +32,8 @@ def located_settings(parsed: argparse.Namespace, command: Command = "control") -
     if running is None:
         return settings
     if not settings["nats.url"]:
-        return settings.completed(_values(running), str(running.path))
-    return _logged_in(settings, running, _OPERATOR)
+        return settings.completed(_values(running, logins), str(running.path))
+    return _logged_in(settings, running, logins)
 
 
 def part_settings(settings: Settings, logins: Iterable[str]) -> Settings:
@@ -78,11 +81,11 @@ def _data_dir(settings: Settings) -> Path:
     return Path(settings["data_dir"]).resolve()
 
 
-def _values(running: RunningDeployment) -> dict[str, object]:
+def _values(running: RunningDeployment, logins: Iterable[str]) -> dict[str, object]:
     """Return the settings that reach the deployment. What it logs in with is not in its run file, and has to be given."""
     values: dict[str, object] = {"prefix": running.prefix, "namespace": running.namespace}
     if running.nats_context:
-        values["nats.context"] = running.nats_context
+        values["nats.context"] = running.login(logins) or running.nats_context
     if running.nats_url:
         values["nats.url"] = tuple(url.replace(f"{MASK}@", "") for url in running.nats_url.split(","))
     return values

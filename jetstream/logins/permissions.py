@@ -317,8 +317,8 @@ def _planner(book: RuleBook, _login: Login) -> None:
     _console(book, _login)
     book.tell("adm.worker.*.*", "ctl.*", "audit")
     book.hear("refused.*")
-    book.scan("LOAD", "ROUTE")
-    book.look_up("members", "state", "batches")
+    book.scan("ROUTE")
+    book.look_up("state", "batches")
     book.record("state", "planner_leader", "planner.>", "plan.>")
 
 
@@ -326,6 +326,8 @@ def _console(book: RuleBook, _login: Login) -> None:
     book.connect()
     book.count("req.>", "work.>", "job.>")
     book.api("STREAM.LIST", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*")
+    book.look_up("members")
+    book.scan("LOAD")
     book.watch("members", "models")
     book.hear("load.*.*", "ev.*")
 

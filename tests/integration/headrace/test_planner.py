@@ -95,7 +95,8 @@ def started(planner: RunningPlanner) -> int:
 
 
 def test_workers_come_with_the_load_and_leave_after_it_without_a_failed_request(tmp_path: Path) -> None:
-    up = RunningUp(tmp_path, "--engine-arg", "timing=cpu-small", "--no-worker-wait", "60", endless=False)
+    flags = ("--engine-arg", "timing=cpu-small", "--no-worker-wait", "60", "--nats-login", "roles")
+    up = RunningUp(tmp_path, *flags, endless=False)
     planners: list[RunningPlanner] = []
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"aggregated": {"base_s": 0.021, "prefill_s": 0.00116, "decode_s": 0.0007}}))
@@ -125,6 +126,8 @@ def test_workers_come_with_the_load_and_leave_after_it_without_a_failed_request(
             assert waiting.result() == 200
         assert workers(up) >= 1
         assert not up.events("part.crashed")
+        assert any("planner.json" in str(event) for event in second.events("settings.loaded")), "it has a login of its own"
+        assert "Violation" not in (tmp_path / ".headrace" / "nats" / "nats-server.log").read_text()
     finally:
         for one in planners:
             one.stop()

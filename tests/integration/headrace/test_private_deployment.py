@@ -49,11 +49,17 @@ def ask_in_every_api(url: str) -> None:
 @pytest.mark.skipif(find_spec("nixl") is None, reason="KV blocks move over NIXL")
 def test_parts_that_hand_blocks_over_listen_on_loopback_only(tmp_path: Path) -> None:
     """NATS and its monitoring, HTTP, probes and metrics, and what NIXL and UCX open to move blocks: each listening socket."""
-    up = RunningUp(tmp_path, "--mode", "disagg", "--nats-login", "roles", "--metrics-port", "0", "--router-metrics-port", "0")
+    flags = ["--mode", "disagg", "--nats-login", "roles", "--frontends", "2", "--routers", "1"]
+    up = RunningUp(tmp_path, *flags, "--metrics-port", "0", "--router-metrics-port", "0", "--console", "--console-port", "0")
     try:
         up.until_ready()
         assert up.chat()
-        assert listening(descendants(set(up.pids()))) == LOOPBACK
+        up.until("the console", lambda: b"<html" in urllib.request.urlopen(up.state()["console"]["url"], timeout=5).read())
+        state, pids = up.state(), descendants(set(up.pids()))
+        parts = [*state["frontends"], *state["routers"], *state["workers"], state["console"], state["nats"]]
+        assert len(parts) >= 7
+        assert {part["pid"] for part in parts} <= pids, "each part is looked at"
+        assert listening(pids) == LOOPBACK
     finally:
         up.stop()
 

@@ -140,6 +140,7 @@ def test_durable_streams_can_be_read_again(up: RunningUp) -> None:
         ("keys ls", ""),
         ("jobs ls", ""),
         ("doctor", "every consumer of placed work has a live worker"),
+        ("top --once", "worker-1-"),
     ],
 )
 def test_commands_of_an_operator_log_in_by_themselves(up: RunningUp, command: str, says: str) -> None:

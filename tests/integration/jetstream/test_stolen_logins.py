@@ -124,7 +124,7 @@ async def test_a_part_answers_at_inboxes_only(guarded: Guarded) -> None:
     assert replies == ["", "", "_INBOX.worker.pool-a.x"]
 
 
-@pytest.mark.parametrize("changed", [{"deliver_subject": f"hr.work.{OTHER}.w9"}, {"filter_subject": S.work(OTHER, "w9")}])
+@pytest.mark.parametrize("changed", [{"deliver_subject": S.req(OTHER, "std")}, {"filter_subject": S.work(OTHER, "w9")}])
 async def test_the_steward_makes_no_consumer_that_delivers_or_reads_elsewhere(
     guarded: Guarded, changed: dict[str, Any]
 ) -> None:

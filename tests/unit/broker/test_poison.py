@@ -22,7 +22,7 @@ from headrace.broker.codec import (
 from headrace.broker.errors import WireError
 from headrace.broker.ingress.inbox import IngressInbox
 from headrace.broker.ingress.story_book import StoryBook
-from headrace.broker.messages import Envelope, Finish, Frame, KvMessage, LoadReport, Pooling, Record, Row, StreamEntry
+from headrace.broker.messages import Envelope, Finish, Frame, KvMessage, LoadReport, Part, Pooling, Record, Row, StreamEntry
 from headrace.broker.messages.prefill import PrefillJob
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.ports import Message
@@ -121,6 +121,17 @@ def test_a_request_is_refused_with_the_name_of_the_field(field: str, value: obje
     changed = poison.packed({**poison.plain(poison.envelope("p")), field: value})
     with pytest.raises(WireError, match=field):
         decode_request(changed)
+
+
+def tool_call(index: int) -> bytes:
+    return encode(Frame(worker="w", rows=[Row("r", 1, 7, 0, 0, [1], [[Part("tool", "b", index)]])]))
+
+
+@pytest.mark.parametrize("index", [-1, 4096, 10**12])
+def test_no_tool_call_has_an_index_that_a_list_would_be_made_up_to(index: int) -> None:
+    assert decode(Frame, tool_call(4095)).rows[0].id == "r"
+    with pytest.raises(WireError, match="rows"):
+        decode(Frame, tool_call(index))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "9" * 21, "9" * 5000, "x", "1e3"])

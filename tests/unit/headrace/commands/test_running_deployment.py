@@ -90,6 +90,15 @@ def test_the_address_of_the_running_server_alone_comes_with_the_login_of_its_ope
     assert located_settings(status("--nats-context", "prod"))["nats.context"] == "prod"
 
 
+def test_a_command_with_a_login_of_its_own_has_that_and_the_operators_where_there_is_none() -> None:
+    wanted = ("console", "operator")
+    folder = asks_for_logins("console")
+    for given in ((), ("--nats", "localhost:1")):
+        assert located_settings(status(*given), logins=wanted)["nats.context"] == str(folder / "console.json")
+    (folder / "console.json").unlink()
+    assert located_settings(status(), logins=wanted)["nats.context"] == str(folder / "operator.json")
+
+
 def worker(**flags: object) -> Settings:
     return load("worker", flags={"worker.engine": "sim", **{name.replace("__", "."): value for name, value in flags.items()}})
 

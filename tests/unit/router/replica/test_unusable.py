@@ -190,6 +190,19 @@ async def test_the_older_one_is_used_when_the_newest_cannot_be(router: Router, w
     assert [entry["reason"] for entry in logs if entry["event"] == "snapshot.unusable"] == [reason]
 
 
+async def test_a_snapshot_that_is_not_the_one_its_pointer_names_is_not_used(router: Router) -> None:
+    """Others may write the store, but no pointer: a whole snapshot of theirs, with its own digest at its end."""
+    name = await router.newest()
+    pointer, _revision = await router.store.pointer()
+    assert pointer is not None
+    theirs = [WorkerSlice("w", 1, 1, 2, pointer.kept[0].seq, True, {"device": pack_u64([7, 8, 9])})]
+    router.objects[name] = b"".join(encode(SOURCE, theirs, seq=pointer.kept[0].seq, at=2.0))
+    before = unusable("corrupt")
+    begun, held, _ = await router.begin()
+    assert (begun.source, held) == ("older", {0, 1, 2, 3})
+    assert unusable("corrupt") == before + 1
+
+
 async def test_a_snapshot_of_another_block_size_leaves_an_empty_index(router: Router) -> None:
     router.nats.drop_up_to(3)
     begun, held, feed = await router.begin(block_size=32)

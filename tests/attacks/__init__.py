@@ -1,0 +1,1 @@
+"""Attacks that were tried, the tests that make them, and the remedies without which those tests fail."""
