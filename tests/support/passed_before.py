@@ -1,6 +1,6 @@
 """Leaves out what has passed in an earlier run on the same tree, as `.ci/run` does: nothing need pass twice in one interpreter.
 
-HEADRACE_RECORD_PASSED names the file that a run without xdist writes at its end, HEADRACE_PASSED_BEFORE the folder with such
+TESTS_RECORD_PASSED names the file that a run without xdist writes at its end, TESTS_PASSED_BEFORE the folder with such
 files whose tests a later run leaves out.  A search that tried a fifth of its examples (`examples`) has not passed, and neither
 has what was skipped, nor anything in a run that was cut short: a later run has all of it.
 """
@@ -16,8 +16,8 @@ from hypothesis import settings
 
 from tests.support import examples
 
-RECORD = "HEADRACE_RECORD_PASSED"
-BEFORE = "HEADRACE_PASSED_BEFORE"
+RECORD = "TESTS_RECORD_PASSED"
+BEFORE = "TESTS_PASSED_BEFORE"
 
 
 class Recorder:

@@ -27,7 +27,7 @@ from hypothesis import given, strategies
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 def test_passes():
-    assert "HEADRACE_RECORD_PASSED" not in os.environ  # or a pytest that it starts would write there, too
+    assert "TESTS_RECORD_PASSED" not in os.environ  # or a pytest that it starts would write there, too
 
 @pytest.mark.parametrize("text", ["a b", "c/d"])
 def test_passes_for(text):
@@ -86,9 +86,9 @@ def test_what_has_passed_in_full_is_written_down_and_left_out(
 ) -> None:
     before = tmp_path / "passed"
     before.mkdir()
-    run(project, f"--hypothesis-profile={profile}", HEADRACE_RECORD_PASSED=str(before / "unit"))
+    run(project, f"--hypothesis-profile={profile}", TESTS_RECORD_PASSED=str(before / "unit"))
     assert (before / "unit").read_text().splitlines() == recorded
-    told = run(project, "-v", HEADRACE_PASSED_BEFORE=str(before))
+    told = run(project, "-v", TESTS_PASSED_BEFORE=str(before))
     assert f"left out: the {len(recorded)} tests that have passed before" in told
     again = {word for line in told.splitlines() for word in (line.split(" ")[0],) if word.startswith("test_it.py::")}
     assert again == {*OTHERS, *PASSED, *SEARCHES} - {*recorded}
@@ -96,7 +96,7 @@ def test_what_has_passed_in_full_is_written_down_and_left_out(
 
 def test_a_run_that_was_cut_short_writes_nothing_down(project: Path, tmp_path: Path) -> None:
     (project / "test_it.py").write_text(TESTS.replace("assert False", "raise KeyboardInterrupt"))
-    run(project, HEADRACE_RECORD_PASSED=str(tmp_path / "unit"))
+    run(project, TESTS_RECORD_PASSED=str(tmp_path / "unit"))
     assert not (tmp_path / "unit").exists()
 
 
