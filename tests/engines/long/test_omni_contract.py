@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,15 +12,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.workers.engine import EngineConfig, Role
+from headrace.workers.engine import Engine, EngineConfig, Role
 from headrace.workers.engine_registry import MEMBERS, create
 from headrace.workers.errors import EngineStartFailed, UnsupportedByEngine
 from headrace.workers.omni.engine import OmniEngine
 from headrace.workers.omni.support import SUPPORT
 from tests.engine_contract.generating import GeneratingContract
-from tests.engine_contract.life import HealthContract
+from tests.engine_contract.life import HealthContract, KilledContract, descendants
 from tests.engine_contract.options import OptionsContract
-from tests.engine_contract.subject import Means, Subject, started
+from tests.engine_contract.subject import Means, Subject, greedy, started
 from tests.support import vllm_omni_stand_in as stand_in
 
 pytestmark = [
@@ -40,11 +42,20 @@ ARGS: dict[str, Any] = {
 }
 
 
+async def kill(engine: Engine) -> None:
+    """Kill the processes of the stages, as a lack of memory would."""
+    assert isinstance(engine, OmniEngine)
+    stages = engine._processes.alive()
+    assert stages
+    for pid in stages:
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def omni(model_dir: Path) -> AsyncIterator[Subject]:
     with stand_in.installed():
         config = EngineConfig(model=str(model_dir), served_name="m", args=ARGS)
-        async with started(OmniEngine, config, SUPPORT, Means(start_s=240.0)) as made:
+        async with started(OmniEngine, config, SUPPORT, Means(kill=kill, start_s=240.0)) as made:
             yield made
 
 
@@ -64,6 +75,7 @@ class TestText(GeneratingContract, OptionsContract, HealthContract):
 async def test_only_text_is_asked_of_the_stages(omni: Subject) -> None:
     assert isinstance(omni.engine, OmniEngine)
     assert omni.engine._started is not None
+    await omni.ids(omni.prompt(5), greedy(2))
     asked = omni.engine._started.omni.asked
     assert asked
     assert all(request["output_modalities"] == ["text"] for request in asked)
@@ -86,3 +98,16 @@ async def test_without_the_package_the_start_says_what_is_missing(model_dir: Pat
     monkeypatch.setitem(sys.modules, "vllm_omni", None)
     with pytest.raises(EngineStartFailed, match="pip install vllm-omni"):
         await OmniEngine().start(EngineConfig(model=str(model_dir), served_name="m"), lambda outputs: None)
+
+
+class TestEnd(KilledContract):
+    """The last one: the stages are killed."""
+
+    @pytest.fixture
+    def before(self, omni: Subject) -> set[int]:
+        assert isinstance(omni.engine, OmniEngine)
+        return descendants(os.getpid()) - set(omni.engine._processes.alive())
+
+    @pytest.fixture
+    def subject(self, omni: Subject) -> Subject:
+        return omni

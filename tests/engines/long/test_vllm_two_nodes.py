@@ -73,6 +73,7 @@ def test_the_first_node_serves_and_the_second_ends_with_it(tmp_path: Path, model
         follower = stack.enter_context(WorkerProcess("second", tmp_path, nats, model, **shape, node_rank=1))
         leader = stack.enter_context(WorkerProcess("first", tmp_path, nats, model, **shape, node_rank=0))
         leader.until("the engine has started", lambda: bool(leader.events("engine.started")))
+        assert leader.events("engine.started")[0]["parallel"] == {"tensor": 2}
         follower.until("the other node follows", lambda: bool(follower.events("worker.follows")), 30.0)
         leader.until("both serve as one", lambda: ready(url), 60.0)
         assert complete(url) == expected
