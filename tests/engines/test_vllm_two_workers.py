@@ -1,6 +1,6 @@
 """Two real vLLM workers under a router: prompts go where their beginning is cached; when one engine is killed under several
-streams, each stream ends as it would have without that, and no process of the engine is left; and when a worker is drained under
-a stream, that goes on at the other.
+streams, each stream ends as it would have without that, and no process of the engine is left; and when a worker is drained
+under a stream, that goes on at the other.
 
 The tests run in their order: the second one kills a worker, which is replaced, and the last one drains one, which is not.
 """
