@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", default="60", help="start-up times, with commas between")
     parser.add_argument("--seed", type=int, default=1, help="of the stretching, and of the waves")
     parser.add_argument("--most", type=int, default=20)
-    parser.add_argument("--confidence", default=str(PlannerSettings().confidence), help="with commas between")
+    parser.add_argument("--confidence", default="", help="of planners whose quantile does not move, with commas between")
     parser.add_argument("--forecasters", default="", help="models of statsforecast for the planner, with commas between")
     parser.add_argument("--who", default="planner,clairvoyant,bound,kalman,constant,fixed")
     chosen = parser.parse_args(arguments)
@@ -141,9 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, start_s in enumerate(float(one) for one in chosen.start.split(",")):
         arena = Arena(requests, speed=speed, start_s=start_s, targets=targets, most=chosen.most)
         players: dict[str, Decide] = {
+            "planner": arena.planner(forecasters=chosen.forecasters),
             **{
-                f"planner {one}": arena.planner(confidence=float(one), forecasters=chosen.forecasters)
+                f"planner {one}": arena.planner(confidence=float(one), adapt=False, forecasters=chosen.forecasters)
                 for one in chosen.confidence.split(",")
+                if one
             },
             "clairvoyant": arena.clairvoyant(),
             "bound": arena.clairvoyant(kept_s=2.0 * start_s),

@@ -44,8 +44,13 @@ class PlannerSettings:
     fresh_s: Annotated[float, Setting("A load report that is older is not believed.", least=0.5)] = 5.0
     confidence: Annotated[
         float,
-        Setting("Quantile of the forecast that workers are planned for: higher ones cost workers.", least=0.5, most=0.999),
+        Setting(
+            "Quantile of the forecast that workers are planned for at first: higher ones cost workers.", least=0.5, most=0.999
+        ),
     ] = 0.85
+    adapt: Annotated[
+        bool, Setting("Move that quantile by how many requests miss the targets, between 0.7 and 0.98.", "--adapt")
+    ] = True
     forecasters: Annotated[
         str,
         Setting(

@@ -25,6 +25,7 @@ from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import Message, Messaging, Subscription
 from headrace.jetstream.subjects import MOVED_CLASSES, Subjects
 from headrace.planner.observation import Observation, RequestSight, SightState, StepSight, WorkerSight
+from headrace.planner.request_outcomes import RequestOutcomes
 from headrace.top.facts import load_reports
 
 log = structlog.get_logger()
@@ -55,6 +56,7 @@ class _Events:
     requests: list[RequestSight] = field(default_factory=list)
     outputs: list[tuple[str, int]] = field(default_factory=list)
     reports: dict[str, list[LoadReport]] = field(default_factory=dict)
+    outcomes: RequestOutcomes = field(default_factory=RequestOutcomes)  # kept from look to look
     refused: int = 0
     routed_seq: int = 0  # of the last placement record that was read
 
@@ -107,8 +109,9 @@ class DeploymentWatch:
         found: dict[PoolKey, Observation] = {}
         for queue in sorted({key.model for key in self.known}):
             heard = self._events.pop(queue, _Events())
-            kept = self._events[queue] = _Events(routed_seq=heard.routed_seq)
+            kept = self._events[queue] = _Events(routed_seq=heard.routed_seq, outcomes=heard.outcomes)
             await self._read_waits(queue, heard, kept)
+            ended = heard.outcomes.take()
             keys = sorted(key for key in self.known if key.model == queue)
             here = [one for one in members or [] if one.pool == queue]
             cheapest = min(keys, key=lambda key: (min((m.price for m in here if m.fleet == key.fleet), default=0.0), key.fleet))
@@ -133,6 +136,7 @@ class DeploymentWatch:
                     workers=None if members is None else tuple(worker_sight(one, reports.get(one.worker), now) for one in own),
                     placed=tuple(heard.requests) if key == cheapest else (),
                     outputs=tuple(tokens for worker, tokens in heard.outputs if worker in ids),
+                    ended=tuple(outcome for worker, outcome in ended if worker in ids),
                     backlog=tuple(
                         (one.expires_at - now, one.queued)
                         for one in batches
@@ -191,13 +195,16 @@ class DeploymentWatch:
                 with contextlib.suppress(WireError):
                     one = decode(Routed, message.data)
                     records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
+                    if one.attempt == 1:
+                        heard.outcomes.waited(one.id, one.waited_s)
             if records:
                 heard.requests = records
 
     def _on_events(self, message: Message) -> None:
-        heard = self._events.setdefault(message.subject.rpartition(".")[2], _Events())
+        heard, now = self._events.setdefault(message.subject.rpartition(".")[2], _Events()), self._wall()
         with contextlib.suppress(WireError):
             for event in decode(JobEvents, message.data).events:
+                heard.outcomes.on_event(event, now)
                 if event.kind == "placed" and event.attempt == 1:
                     heard.placed[event.worker] = heard.placed.get(event.worker, 0) + 1
                     if len(heard.requests) < MOST_SEEN:

@@ -56,6 +56,12 @@ class ForecastBook:
         """Steps that are looked ahead."""
         return self._horizon
 
+    def expect(self, confidence: float) -> None:
+        """Change the quantile that is asked for."""
+        if confidence != self._confidence:
+            self._confidence = confidence
+            self._best = None
+
     def look_ahead(self, steps: int) -> None:
         """Change the horizon. What was forecast for another one is no score for this one, and is forgotten."""
         steps = ahead(steps)

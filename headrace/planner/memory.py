@@ -30,6 +30,7 @@ class Stored(msgspec.Struct, kw_only=True):
     requests: dict[str, Any]
     curves: dict[str, dict[str, Any]]
     roles: dict[str, dict[str, Any]]
+    confidence: float = 0.0  # 0: that of the settings
 
 
 def dump(planner: PoolPlanner, *, model: str, pool: str) -> bytes:
@@ -45,6 +46,7 @@ def dump(planner: PoolPlanner, *, model: str, pool: str) -> bytes:
             starts=planner.starts.dump(),
             requests=planner.requests.dump(),
             curves={role: curve.dump() for role, curve in planner.curves.items()},
+            confidence=planner.confidence.value,
             roles={role: history.dump() for role, history in planner.roles.items()},
         )
     )
@@ -66,6 +68,7 @@ def load(planner: PoolPlanner, data: bytes, *, model: str, pool: str) -> bool:
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
         log.warning("planner.memory_unreadable", pool=pool, error=str(error))
         return False
+    planner.confidence.load(stored.confidence)
     planner.seen_s, planner.arrived_s = stored.seen_s, stored.arrived_s
     planner.book = planner.new_book()
     return True

@@ -17,6 +17,7 @@ FORECAST = Gauge(
     "Requests expected when a worker that is started now can serve; `bound`: low, value, high",
     ["pool", "bound"],
 )
+CONFIDENCE = Gauge("headrace_planner_confidence", "Quantile of the forecast that workers are planned for", ["pool"])
 START_S = Gauge("headrace_planner_start_seconds", "90 % quantile of what starting a worker took", ["pool"])
 TICKS = Counter("headrace_planner_ticks_total", "Decisions, by their one reason", ["pool", "reason"])
 ACTIONS = Counter("headrace_planner_actions_total", "Actions by kind and by what became of them", ["kind", "outcome"])
@@ -45,6 +46,7 @@ def show(plan: Plan) -> None:
     for bound, value in (("low", plan.forecast_low), ("value", plan.forecast), ("high", plan.forecast_high)):
         if value is not None:
             FORECAST.labels(pool, bound).set(value)
+    CONFIDENCE.labels(pool).set(plan.confidence)
     START_S.labels(pool).set(plan.start_s)
     TICKS.labels(pool, plan.reason).inc()
 

@@ -55,6 +55,13 @@ class RequestSight(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0
 
 
+class OutcomeSight(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that has ended: from its arrival to its first token, and the mean time between its tokens."""
+
+    ttft_s: float
+    itl_s: float = 0.0
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """A pool of a model at one time (Unix). The key of all state is (model, pool).
 
@@ -71,6 +78,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSight, ...] | None = None
     placed: tuple[RequestSight, ...] = ()
     outputs: tuple[int, ...] = ()  # tokens of answers that ended since the last observation
+    ended: tuple[OutcomeSight, ...] = ()  # requests that ended since the last observation, as far as their times are known
     steps: tuple[StepSight, ...] = ()
     backlog: tuple[tuple[float, int], ...] = ()
     price: float = 0.0  # of one worker for an hour, 0 = not given

@@ -54,4 +54,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     price: float = 0.0  # of one worker for an hour, 0 = not given
     waiting: int | None = None
+    confidence: float = 0.0  # quantile of the forecast that was planned for
     detail: str = ""

@@ -19,6 +19,7 @@ from headrace.planner.demand_series import DemandSeries
 from headrace.planner.forecast_book import ForecastBook
 from headrace.planner.forecasters import forecasters
 from headrace.planner.hysteresis import Hysteresis
+from headrace.planner.live_confidence import LiveConfidence
 from headrace.planner.needs import Demand, Need, need_by_slots, need_of
 from headrace.planner.observation import ROLES, Observation, WorkerSight, stale
 from headrace.planner.plan import Plan, Reason
@@ -74,6 +75,7 @@ class PoolPlanner:
         self.requests = RecentRequests()
         self.curves = {role: SpeedCurve((profile or {}).get(role)) for role in ROLES}
         self.roles = {role: Hysteresis(window_s=settings.down_s) for role in ROLES}
+        self.confidence = LiveConfidence(settings.confidence, self.targets, moves=settings.adapt)
         self.book = self.new_book()
         self.seen_s: float | None = None
         self.arrived_s: float | None = None  # when something arrived last
@@ -85,7 +87,7 @@ class PoolPlanner:
             season=season,
             horizon=self.horizon,
             step_s=self.settings.step_s,
-            confidence=self.settings.confidence,
+            confidence=self.confidence.value,
             models=all_forecasters(forecasters(season), self.settings.forecasters),
         )
         book.recall(list(self.series.values))
@@ -127,6 +129,8 @@ class PoolPlanner:
 
     def _learn(self, seen: Observation, since_s: float | None) -> None:
         self.requests.note(seen)
+        if self.confidence.note(seen.ended):
+            self.book.expect(self.confidence.value)
         if seen.arrived or seen.refused or seen.waiting:
             self.arrived_s = seen.at
         elif self.arrived_s is None or seen.arrived is None:
@@ -264,6 +268,7 @@ class PoolPlanner:
             capacity={role: one.capacity.per_s for role, one in choices.items() if one.capacity is not None},
             start_s=self.starts.p90_s,
             price=seen.price,
+            confidence=self.confidence.value,
             waiting=seen.waiting,
         )
 

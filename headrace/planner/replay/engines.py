@@ -25,11 +25,21 @@ class Request:
     done: int = 0  # tokens of output
     left: int = field(default=0)  # prompt tokens to compute
 
+    @property
+    def ttft_s(self) -> float:
+        """Time from its arrival to its first token, infinite while it has none."""
+        return float("inf") if self.first_s is None else self.first_s - self.at
+
+    @property
+    def itl_s(self) -> float:
+        """Mean time between its tokens, infinite before its end."""
+        if self.first_s is None or self.end_s is None:
+            return float("inf")
+        return (self.end_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
+
     def met(self, *, ttft_s: float, itl_s: float) -> bool:
         """Return whether it had its first token and the mean time between tokens within the targets."""
-        if self.first_s is None or self.end_s is None or self.first_s - self.at > ttft_s:
-            return False
-        return self.output < 2 or (self.end_s - self.first_s) / (self.output - 1) <= itl_s
+        return self.ttft_s <= ttft_s and self.itl_s <= itl_s
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.planner.actions import Action
-from headrace.planner.observation import Observation, RequestSight, WorkerSight
+from headrace.planner.observation import Observation, OutcomeSight, RequestSight, WorkerSight
 from headrace.planner.replay.engines import Engine, Request
 from headrace.planner.speed_curve import Speed
 
@@ -66,6 +66,7 @@ class World:
         self._seen = 0
         self._placed: list[Request] = []
         self._outputs: list[int] = []
+        self._ended: list[OutcomeSight] = []
         self.outcome = Outcome(requests=requests)
         for _ in range(settings.first):
             self._start(0.0, ready_s=0.0)
@@ -138,7 +139,9 @@ class World:
 
     def _finish(self, name: str, now_s: float) -> None:
         engine = self._engines[name]
-        self._outputs += [one.output for one in engine.finish()]
+        for one in engine.finish():
+            self._outputs.append(one.output)
+            self._ended.append(OutcomeSight(ttft_s=one.ttft_s, itl_s=one.itl_s))
         self._begin(engine, now_s)
         self._leave(name, now_s)
 
@@ -156,9 +159,10 @@ class World:
                 for one in self._placed
             ),
             outputs=tuple(self._outputs),
+            ended=tuple(self._ended),
             steps=tuple(one.last for one in engines if one.last is not None),
         )
-        self._seen, self._placed, self._outputs = 0, [], []
+        self._seen, self._placed, self._outputs, self._ended = 0, [], [], []
         return seen
 
     def _sight(self, engine: Engine) -> WorkerSight:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.batches.record import BatchRecord, LineCounts
 from headrace.broker.codec import encode
-from headrace.broker.messages import JobEvent, JobEvents, LoadReport, WorkerMember
+from headrace.broker.messages import JobEvent, JobEvents, LoadReport, Routed, WorkerMember
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
@@ -64,6 +64,29 @@ async def test_arrivals_are_first_placements_and_the_growth_of_what_waits(
     assert [(one.prompt, one.uncached) for one in seen.placed] == [(100, 40)]
     assert seen.outputs == (77,)
     assert (await watch.observe())[KEY].arrived == 0
+
+
+async def test_requests_that_have_ended_are_seen_with_their_times(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    async def recorded(count: int, request_id: str) -> None:
+        record = Routed(at=time.time(), id=request_id, worker="w1", tokens=100, waited_s=30.0)
+        connection.send(subjects.route(POOL), encode(record))
+        async with asyncio.timeout(10):
+            while (await connection.stream_state(subjects.stream("ROUTE"))).messages < count:
+                await asyncio.sleep(0.02)
+
+    await join(connection, subjects, "w1")
+    await recorded(1, "before")
+    await watch.observe()
+    await recorded(2, "a")
+    tell(connection, subjects, JobEvent("placed", "a", 1, "w1", 100, 40, by="r1"), JobEvent("prefilled", "a", 1, "w1", 100, 40))
+    tell(connection, subjects, JobEvent("settled", "a", 1, "w1", 5), JobEvent("settled", "unheard", 1, "w1", 5))
+    await connection.barrier()
+    (ended,) = (await watch.observe())[KEY].ended
+    assert 30.0 <= ended.ttft_s < 60.0
+    assert 0.0 <= ended.itl_s < 10.0
+    assert (await watch.observe())[KEY].ended == ()
 
 
 async def test_workers_are_seen_with_their_load_and_one_without_a_report_is_unknown(

@@ -4,11 +4,12 @@ from typing import Any
 
 from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.memory import dump, load
-from headrace.planner.observation import StepSight
+from headrace.planner.observation import OutcomeSight, StepSight
 from headrace.planner.plan import Plan
 from headrace.planner.pool_planner import PoolPlanner
 from tests.support.planner_sights import SOME, seen, worker
 
+GOOD = (OutcomeSight(ttft_s=0.1, itl_s=0.01),) * 20
 SETTINGS = PlannerSettings(most=10, start_s=20.0, step_s=5.0)
 
 
@@ -20,7 +21,7 @@ def run(some: PoolPlanner, first: int, count: int) -> list[Plan]:
     plans = []
     for i in range(first, first + count):
         here: list[Any] = [worker("a", running=5, start_s=20.0)]
-        plan = some.tick(seen(5.0 * i, *here, arrived=(i * 7) % 40, placed=SOME, outputs=(50,), steps=steps(10)))
+        plan = some.tick(seen(5.0 * i, *here, arrived=(i * 7) % 40, placed=SOME, outputs=(50,), steps=steps(10), ended=GOOD))
         some.acted(plan)
         plans.append(plan)
     return plans
@@ -35,6 +36,7 @@ def test_a_planner_that_was_restarted_goes_on_as_if_it_had_not_been() -> None:
     assert [plan.reason for plan in again] == [plan.reason for plan in after]
     assert again[0].supply == after[0].supply  # starts that were under way are not asked for twice
     assert again[0].forecaster == after[0].forecaster
+    assert again[0].confidence == after[0].confidence < SETTINGS.confidence, "what no request was late for is kept"
 
 
 def test_the_memory_of_another_pool_is_not_taken_over() -> None:
