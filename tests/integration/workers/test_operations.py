@@ -158,12 +158,12 @@ async def test_what_a_worker_cannot_finish_before_its_sleep_goes_on_elsewhere(
     deployment: Serving, api: httpx.AsyncClient, connection: Connection, names: Subjects, command: Command
 ) -> None:
     async with worker(deployment, "first", model="acme/two"):
-        answering = asyncio.create_task(say(api, "acme/two", 100))
+        answering = asyncio.create_task(say(api, "acme/two", 400))
         await running(api, connection, names, "first")
         async with worker(deployment, "second", model="acme/two"):
             assert await command("sleep", "first", "--grace", "0", "--level", "2") == 0
             assert not answering.done()
-            assert text(await answering) == expected_text(PROMPT, 100)
+            assert text(await answering) == expected_text(PROMPT, 400)
 
 
 async def test_a_paused_worker_stands_still_and_goes_on_where_it_was(
