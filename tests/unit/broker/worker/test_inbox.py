@@ -24,6 +24,17 @@ from headrace.broker.messages import (
     UnloadAdapter,
 )
 from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.broker.messages.operating import (
+    CheckHealth,
+    Pause,
+    Profile,
+    ResetCache,
+    Resume,
+    SetLogLevel,
+    Sleep,
+    Wake,
+    WorkerCommand,
+)
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
@@ -111,6 +122,32 @@ def test_a_command_that_comes_where_workers_and_judges_write_is_refused(command:
     assert world.drains == []
     ((_, data),) = world.sent
     assert not decode(Done, data).ok
+
+
+OPERATING = (
+    CheckHealth(),
+    Sleep(),
+    Wake(),
+    Pause(),
+    Resume(),
+    ResetCache(),
+    Profile(action="start"),
+    SetLogLevel(level="debug"),
+)
+
+
+@pytest.mark.parametrize("command", OPERATING, ids=lambda command: type(command).__name__)
+def test_no_command_of_operating_counts_where_workers_and_judges_write(command: Any) -> None:
+    world, one = World(), state()
+    with capture_logs() as logged:
+        inbox(world, one).on_control(Message("c", encode(command), "back"))
+        inbox(world, one).on_peer(Message("p", encode(command), "back"))
+    assert [line["event"] for line in logged] == ["control.malformed"] * 2
+    assert world.sent == []
+
+
+def test_every_command_of_operating_is_tried_there() -> None:
+    assert {type(command) for command in OPERATING} == set(get_args(WorkerCommand))
 
 
 @pytest.mark.parametrize("data", [encode(Ping()), encode(Abort(runs=[RunRef("q", 1, 1)])), b"\xc1"])
