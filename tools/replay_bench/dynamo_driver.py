@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 DEADLINE_S = 20  # for a subscription, and for cache changes to be applied
 DIGITS = 10  # tokens that spell a u64 in base 128
@@ -65,11 +64,12 @@ class Driver:
 
     def __init__(self, api: Any, folder: Path) -> None:
         self._api, self._folder = api, folder
-        self._context = zmq.Context()
+        self._zmq = import_module("zmq")  # comes with Dynamo; not everything here is run by its interpreter
+        self._context = self._zmq.Context()
         self._core: Any = None
         self._block_size = 0
         self._endpoints = 0
-        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._sockets: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}  # worker → number of its next batch of events
         self._marks: dict[int, int] = {}  # worker → the mark that is stored there
         self._mark = 0
@@ -109,9 +109,9 @@ class Driver:
 
     async def _worker(self, message: Mapping[str, Any]) -> None:
         worker, self._block_size = message["id"], message["block_size"]
-        socket = self._context.socket(zmq.XPUB)  # reads subscriptions
-        socket.setsockopt(zmq.SNDHWM, 0)  # drops nothing
-        socket.setsockopt(zmq.LINGER, 0)
+        socket = self._context.socket(self._zmq.XPUB)  # reads subscriptions
+        socket.setsockopt(self._zmq.SNDHWM, 0)  # drops nothing
+        socket.setsockopt(self._zmq.LINGER, 0)
         self._endpoints += 1
         endpoint = f"ipc://{self._folder}/{self._endpoints}"
         socket.bind(endpoint)

@@ -92,6 +92,7 @@ def test_tables_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dynamo_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("zmq")  # comes with the engines
     stand_in = Path(__file__).parents[3] / "support" / "router" / "dynamo_stand_in"
     python = tmp_path / "dynamo" / "bin" / "python"
     python.parent.mkdir(parents=True)

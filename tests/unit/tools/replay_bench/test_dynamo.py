@@ -27,6 +27,7 @@ PYTHON = Path(sys.executable)
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[DynamoCore]:
+    pytest.importorskip("zmq")  # comes with the engines
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     with DynamoCore(PYTHON) as core:
         yield core
