@@ -100,6 +100,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    hard_limit.again(node)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = process_shares.ordered(items)
     if lost := process_shares.left_out(items):

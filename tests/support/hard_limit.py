@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 MORE_S = 60.0  # for what a test cleans up after its time limit
 
 _stderr = pytest.StashKey[int]()
+_end_s = pytest.StashKey[float]()
 
 
 def configure(config: pytest.Config) -> None:
@@ -33,11 +35,21 @@ def limited(item: pytest.Item) -> Iterator[None]:
     if not limit_s:
         yield
         return
-    faulthandler.dump_traceback_later(limit_s + MORE_S, exit=True, file=item.config.stash[_stderr])
+    item.stash[_end_s] = time.monotonic() + limit_s + MORE_S
+    again(item)
     try:
         yield
     finally:
+        del item.stash[_end_s]
         faulthandler.cancel_dump_traceback_later()
+
+
+def again(node: pytest.Item | pytest.Collector) -> None:
+    """Set the end of a test once more. pytest calls it off when a test fails, before what that test leaves is cleaned up."""
+    end_s = node.stash.get(_end_s, None)
+    if end_s is not None:
+        left_s = max(1.0, end_s - time.monotonic())
+        faulthandler.dump_traceback_later(left_s, exit=True, file=node.config.stash[_stderr])
 
 
 def limit_of(item: pytest.Item) -> float:

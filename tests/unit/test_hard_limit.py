@@ -25,6 +25,10 @@ def pytest_configure(config):
 def pytest_runtest_protocol(item):
     with hard_limit.limited(item):
         return (yield)
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node):
+    hard_limit.again(node)
 """
 STUCK = """
 import time
@@ -42,14 +46,30 @@ def test_stuck():
 """
 
 
-def test_the_run_of_a_test_that_cannot_end_is_over_and_names_the_line(tmp_path: Path) -> None:
+FAILED = """
+import time
+import pytest
+
+@pytest.fixture
+def left():
+    yield
+    time.sleep(60)
+
+@pytest.mark.timeout(0.5)
+def test_fails(left):
+    assert False
+"""
+
+
+@pytest.mark.parametrize(("test", "place"), [(STUCK, "line 13 in test_stuck"), (FAILED, "line 8 in left")])
+def test_the_run_of_a_test_that_cannot_end_is_over_and_names_the_line(test: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_stuck.py").write_text(STUCK)
+    (tmp_path / "test_stuck.py").write_text(test)
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={tmp_path}"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     ended = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert ended.returncode == 1
-    assert 'test_stuck.py", line 13 in test_stuck' in ended.stderr + ended.stdout
+    assert f'test_stuck.py", {place}' in ended.stderr + ended.stdout
 
 
 @pytest.mark.timeout(7)

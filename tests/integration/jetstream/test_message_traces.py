@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -137,19 +137,27 @@ async def test_a_login_that_may_not_ask_stores_its_messages_all_the_same_and_say
         assert (await guarded.operator.stream_state("HR_WORK")).messages == 9
 
 
+async def path_of_one_try(hops: Hops, one: Connection, name: str) -> list[Hop]:
+    """Store messages until one was stored at once. A busy cluster is sent a message again, and each try has its hops."""
+    for attempt in range(10):
+        await store(one, S.req(POOL, "std"), f"{name}.{attempt}")
+        path = await hops.of(f"{name}.{attempt}")
+        if len(path) <= 2:
+            break
+    return path
+
+
 @pytest.mark.timeout(120)
 async def test_a_message_that_another_server_of_a_cluster_stores_has_a_hop_at_both(tmp_path: Path) -> None:
-    async with NatsCluster(tmp_path) as cluster:
+    async with NatsCluster(tmp_path) as cluster, AsyncExitStack() as stack:
         urls = [server.url for server in cluster.servers]
         made = [await Connection.connect(ConnectOptions(servers=(url,), replicas=1), subjects=S) for url in urls]
+        for one in made:
+            stack.push_async_callback(one.close)
         await ensure_topology(made[0], Topology(S))
         hops = Hops()
         async with hops.heard_by(made[0]):
-            for number, one in enumerate(made):
-                await store(one, S.req(POOL, "std"), f"r.{number}")
-            paths = [await hops.of(f"r.{number}") for number in range(3)]
-        for one in made:
-            await one.close()
+            paths = [await path_of_one_try(hops, one, f"r.{number}") for number, one in enumerate(made)]
         assert sorted(map(len, paths)) == [1, 2, 2]  # one is connected to the leader of the stream
         for path in paths:
             assert [hop.stream for hop in path].count("HR_REQ") == 1
