@@ -106,16 +106,16 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minil
 test-engines: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests with a real engine, those too that `make test` leaves out
 	$(BIN)/pytest -m engine $(IN_TWO) tests/engines $(ARGS)
 
-# Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
+# Searches try a fifth of their examples here. The folders left out start servers or play the whole system.
 # Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits
-# for servers and leases in two.
-BESIDE := tests/integration tests/simulation $(addprefix tests/unit/,broker/membership headrace tools/replay_bench workers/health)
+# for processes and timers in two.
+BESIDE := tests/docs $(addprefix tests/unit/,broker/membership headrace test_passed_before.py test_hard_limit.py tools workers)
 FAST_ONES := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
 FAST := $(BIN)/pytest $(FAST_ONES) \
-	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/frontend/test_schemathesis.py
+	$(foreach folder,engines faults integration simulation,--ignore=tests/$(folder))
 test-fast: export HEADRACE_SEEDS ?= 1
 test-fast: export HEADRACE_EVERY ?= 97
-test-fast: $(VENV)/.test ## the tests that need no engine, kill nothing and are soon over (a minute)
+test-fast: $(VENV)/.test ## the unit tests that are soon over, and those of the documentation (a little over a minute)
 ifneq ($(findstring tests/,$(ARGS)),)
 	$(FAST) $(ARGS)
 else
