@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+import structlog
+
 from headrace.planner.forecasters import Forecaster, ahead, counted, forecasters
+
+log = structlog.get_logger()
 
 KEPT_ERRORS = 240
 LEAST_SCORED = 8  # forecasts that have come due before a model is believed
@@ -85,12 +89,14 @@ class ForecastBook:
     def _teach(self, model: Forecaster, value: float | None) -> bool:
         try:
             model.update(value)
-        except Exception:
-            self._fail(model)
+        except Exception as error:
+            self._fail(model, error)
             return False
         return True
 
-    def _fail(self, model: Forecaster) -> None:
+    def _fail(self, model: Forecaster, error: Exception) -> None:
+        if model.name not in self.failed:
+            log.warning("forecaster.failed", forecaster=model.name, error=repr(error))
         self.failed[model.name] = self.failed.get(model.name, 0) + 1
         self._best = None
 
@@ -108,8 +114,8 @@ class ForecastBook:
                 continue
             try:
                 guess_or_none = counted(model.predict(self._horizon))
-            except Exception:
-                self._fail(model)
+            except Exception as error:
+                self._fail(model, error)
                 continue
             if guess_or_none is not None:
                 told[model.name] = guess_or_none

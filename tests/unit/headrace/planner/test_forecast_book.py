@@ -5,6 +5,7 @@ from math import pi, sin
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from headrace.planner.forecast_book import ForecastBook
 from headrace.planner.forecasters import LastValue, forecasters
@@ -67,9 +68,13 @@ def test_the_best_forecaster_is_used_and_the_last_value_stands_until_one_is_bett
 
 def test_a_forecaster_that_raises_is_counted_and_not_used() -> None:
     some = book(models=[LastValue(), Broken()])
-    for _ in range(40):
-        some.update(2.0)
+    with capture_logs() as logged:
+        for _ in range(40):
+            some.update(2.0)
     assert some.failed == {"broken": 40}
+    assert [(line["event"], line["forecaster"], line["error"]) for line in logged] == [
+        ("forecaster.failed", "broken", "RuntimeError('no')")
+    ], "it is told once"
     assert "broken" not in some.scores()
     found = some.forecast()
     assert found is not None
