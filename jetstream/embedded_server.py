@@ -20,6 +20,7 @@ from typing import Self
 
 import structlog
 
+from headrace.jetstream.consumer_files import set_damaged_aside
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.server_health import ServerHealth, read_health
 from headrace.jetstream.settings import ServerSettings
@@ -224,6 +225,8 @@ class EmbeddedServer:
             folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
+        if damaged := set_damaged_aside(self.data_dir / "store"):
+            log.error("server.consumers_damaged", consumers=damaged, data_dir=str(self.data_dir))
         self._told_monitoring_port = self._monitoring_port or -1
         config = self._write_config(self._told_monitoring_port)
         with open(os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log_file:

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nats
 import pytest
 from structlog.testing import capture_logs
 
@@ -82,6 +83,39 @@ async def test_a_server_serves_without_a_stream_whose_files_it_cannot_read(
     assert await again.get_message(torn, 1) is not None, "its messages were whole, and only their description was lost"
     with urllib.request.urlopen(f"{own_server.monitoring_url}/healthz") as answer:
         assert json.load(answer) == {"status": "ok"}
+
+
+async def test_a_consumer_whose_file_counts_more_than_it_holds_begins_again(
+    own_server: EmbeddedServer, connect: Connect, prefix: str
+) -> None:
+    """nats-server asks for memory for as many entries as the file counts, which may be more than the machine has."""
+    connection = await connect(own_server)
+    await connection.api.call(f"STREAM.CREATE.{prefix}", {"name": prefix, "subjects": [f"{prefix}.>"]})
+    await connection.publish(f"{prefix}.a", b"kept")
+    whole, torn = f"{prefix}_whole", f"{prefix}_torn"
+    client = await nats.connect(own_server.url)
+    taken = await client.subscribe(f"{prefix}_taken")
+    for name in (whole, torn):
+        config = {"durable_name": name, "ack_policy": "explicit", "ack_wait": 60_000_000_000}
+        await connection.api.call(f"CONSUMER.CREATE.{prefix}.{name}", {"stream_name": prefix, "config": config})
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{prefix}.{name}", b"1", reply=f"{prefix}_taken")
+        assert (await taken.next_msg(5)).data == b"kept"
+    await client.close()
+    await asyncio.to_thread(own_server.stop)  # it writes the files
+    files = {file.parent.name: file for file in (own_server.data_dir / "store").rglob("o.dat")}
+    [before] = [files[torn].read_bytes()]
+    assert before[:7] == b"\x16\x02\x00\x00\x01\x01\x01", "one message is pending"
+    files[torn].write_bytes(before[:6] + b"\xff\xff\x7f" + before[7:])  # two million are
+    with capture_logs() as logs:
+        await own_server.start_async()
+    told = [entry["consumers"] for entry in logs if entry["event"] == "server.consumers_damaged"]
+    assert told == [(f"{prefix}/{torn}",)]
+    again = await connect(own_server)
+    pending = {}
+    for name in (whole, torn):
+        info = await again.api.call(f"CONSUMER.INFO.{prefix}.{name}", {})
+        pending[name] = (info["num_ack_pending"], info["num_pending"])
+    assert pending == {whole: (1, 0), torn: (0, 1)}
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch processes")
