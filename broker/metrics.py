@@ -49,6 +49,14 @@ OPEN = Gauge("headrace_ingress_open_requests", "Requests accepted and not ended"
 SPILLED_BYTES = Counter("headrace_ingress_spilled_bytes_total", "Bytes of payloads too large for a message that were stored")
 SPILL_STORE_BYTES = Gauge("headrace_ingress_spill_store_bytes", "Bytes of all such payloads, when last looked at")
 SPILL_REFUSED = Counter("headrace_ingress_spill_refused_total", "Requests refused because the store of large payloads is full")
+STORE_REMOVED = Counter(
+    "headrace_ingress_store_removed_total", "Stored answers or records that made room for others, by store", ["store"]
+)
+STORE_REMOVED_BYTES = Counter(
+    "headrace_ingress_store_removed_bytes_total",
+    "Bytes of stored answers or records that made room for others, by store",
+    ["store"],
+)
 SPILLS_DELETED = Counter("headrace_ingress_spills_deleted_total", "Large payloads deleted, by why: ended, orphan", ["how"])
 CANCELLED = Counter("headrace_ingress_cancelled_total", "Cancel broadcasts by cause", ["cause"])
 RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted again after this ingress lost its lease")

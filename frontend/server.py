@@ -154,14 +154,16 @@ class _Work:
             if tokens is not None:
                 await tokens.load()
             writer = await audit_writer(work, topology, settings, front.metrics, frontend=ingress.id)
+            responses = ResponseStore(work, subjects, limits)
+            records = RecordIndex(work, subjects, ttl_s=settings.response_ttl_s)
             frontend = build_frontend(
                 ingress,
                 settings,
                 metrics=front.metrics,
                 lifecycle=front.lifecycle,
                 stores=Stores(
-                    responses=ResponseStore(work, subjects, limits),
-                    records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
+                    responses=responses,
+                    records=records,
                     jobs=StoredJobs(work, subjects, quotas),
                     uploads=UploadStore(work, subjects, files),
                     batches=batches.service,
@@ -176,6 +178,7 @@ class _Work:
             share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
             watching_quotas = group.create_task(share.run(), name="quota_share")
             background = [running, looking, watching, watching_quotas]
+            background += [group.create_task(kept.room.run(), name="room") for kept in (responses, records)]
             if writer is not None:
                 background.append(group.create_task(writer.run(), name="audit"))
             if frontend.tracer is not None:

@@ -1,7 +1,8 @@
 """Keeps small records of tenants by kind and id, so that they can be listed and changed: what object stores cannot do.
 
 A record is a value of a few kilobytes in the bucket `<prefix>_records` with its own time to live; larger parts of it are in the
-store of responses, under names that the record knows. When the bucket is full the oldest records are removed.
+store of responses, under names that the record knows. When the bucket is full the oldest records of the tenant that has the most
+are removed (`store_room.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import hashlib
 from collections.abc import Callable
 
 from headrace.broker.errors import ResponseNotStored
+from headrace.broker.ingress.store_room import Held, Place, StoreRoom
 from headrace.jetstream.errors import JetStreamError, RequestTimeout, RevisionConflict
-from headrace.jetstream.ports import Messaging
+from headrace.jetstream.kv import is_marker
+from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects, check_token
 
 WRITE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 5.0
 TRIES = 16  # of a change, against others that change the same record
 PAUSE_S = 0.01  # between tries, growing
+MESSAGE_BYTES = 256  # of the stream, beside the value: subject, headers, what the server keeps with a message
 
 
 class RecordIndex:
@@ -26,13 +30,15 @@ class RecordIndex:
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, ttl_s: float) -> None:
         """`ttl_s`: the life of a record since it was last written."""
-        self._bucket = messaging.bucket(subjects.bucket("records"))
+        bucket = subjects.bucket("records")
+        self._bucket = messaging.bucket(bucket)
         self._ttl_s = ttl_s
+        self.room = StoreRoom(messaging, Place("records", f"KV_{bucket}", f"$KV.{bucket}.>", kept_record, self._bucket.delete))
 
     async def put(self, kind: str, tenant: str, name: str, value: bytes) -> None:
         """Write a record, new or not. Raises ResponseNotStored."""
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with asyncio.timeout(WRITE_TIMEOUT_S), self.room.reserve(len(value) + MESSAGE_BYTES):
                 await self._bucket.put(record_key(kind, tenant, name), value, ttl_s=self._ttl_s)
         except TimeoutError:
             raise ResponseNotStored(f"not stored within {WRITE_TIMEOUT_S:g} s", reason="timeout") from None
@@ -56,7 +62,8 @@ class RecordIndex:
                 return None
             value = change(entry.value)
             try:
-                await self._bucket.update(key, value, revision=entry.revision, ttl_s=self._ttl_s)
+                async with self.room.reserve(len(value) + MESSAGE_BYTES):
+                    await self._bucket.update(key, value, revision=entry.revision, ttl_s=self._ttl_s)
             except RevisionConflict:
                 await asyncio.sleep(PAUSE_S * attempt)
             else:
@@ -85,3 +92,13 @@ def digest(name: str) -> str:
 def record_key(kind: str, tenant: str, name: str) -> str:
     """Return the key of a record. Names are hashed, because clients choose some of them."""
     return f"{check_token(kind, 'kind')}.{check_token(tenant, 'tenant')}.{digest(name)}"
+
+
+def kept_record(message: StoredMessage) -> Held | None:
+    """Return whose record a message of the bucket is, None for one whose key is none of a record."""
+    parts = message.subject.split(".", 2)  # `$KV`, the bucket, the key
+    key = parts[2]
+    names = key.split(".")
+    if len(names) != 3:
+        return None
+    return Held(key, None if is_marker(message) else names[1], len(message.data) + MESSAGE_BYTES)

@@ -4,7 +4,8 @@ An answer holds its own turn (the client's input and the model's output) and the
 costs only its own bytes, and a conversation of any length is read in two steps: its last turn, then all the others at once.
 
 The answers are in the object store `<prefix>_responses`, each with its own time to live.  When the store is full the oldest
-ones are removed; an answer that lost its first turns in this way cannot be continued.
+ones of the tenant that has the most are removed (`store_room.py`); an answer that lost its first turns in this way cannot be
+continued.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.errors import ResponseNotStored, ResponseUnknown
+from headrace.broker.ingress.store_room import Held, Place, StoreRoom
 from headrace.broker.messages import Record
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
-from headrace.jetstream.ports import Messaging
+from headrace.jetstream.objects.layout import CHUNK, ObjectInfo, ObjectSubjects
+from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
@@ -29,6 +32,9 @@ log = structlog.get_logger()
 READS_AT_ONCE = 16
 FORGET_DELETED_S = 60.0
 DAY_S = 86_400.0
+TENANT = "headrace-tenant"  # the key of the description's metadata
+MESSAGE_BYTES = 256  # of the stream, beside the content of a message: subject, headers, what the server keeps with it
+DESCRIPTION_BYTES = 512
 
 Item = dict[str, Any]
 
@@ -76,8 +82,13 @@ class ResponseStore:
     """Reads and writes stored responses. It caches none."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, limits: StoreLimits | None = None) -> None:
-        self._objects = messaging.objects(subjects.bucket("responses"))
+        bucket = subjects.bucket("responses")
+        described = ObjectSubjects(bucket)
+        self._objects = messaging.objects(bucket)
         self._limits = limits or StoreLimits()
+        self.room = StoreRoom(
+            messaging, Place("responses", described.stream, described.all_descriptions, described_answer, self._remove)
+        )
 
     async def put(self, response: StoredResponse) -> None:
         """Store a response, within the write timeout. Raises ResponseNotStored."""
@@ -87,8 +98,13 @@ class ResponseStore:
             message = f"the response takes {len(data)} bytes; the limit is {limits.max_bytes}"
             raise ResponseNotStored(message, reason="too_large")
         try:
-            async with asyncio.timeout(limits.write_timeout_s):
-                await self._objects.put(response.id, data, ttl_s=limits.ttl_s)
+            async with (
+                asyncio.timeout(limits.write_timeout_s),
+                self.room.reserve(stored_size(len(data))),
+                self._objects.writer(response.id, ttl_s=limits.ttl_s) as writer,
+            ):
+                await writer.write(data)
+                await writer.commit(metadata={TENANT: response.tenant})
         except TimeoutError:
             raise ResponseNotStored(f"not stored within {limits.write_timeout_s:g} s", reason="timeout") from None
         except JetStreamError as error:
@@ -126,7 +142,27 @@ class ResponseStore:
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a response of this tenant. Raises as `get` does."""
         await self.get(response_id, tenant)
+        await self._remove(response_id)
+
+    async def _remove(self, response_id: str) -> None:
         await self._objects.delete(response_id, ttl_s=FORGET_DELETED_S)
+
+
+def stored_size(size: int) -> int:
+    """Return what an answer of so many bytes takes in the stream, about."""
+    return size + DESCRIPTION_BYTES + MESSAGE_BYTES * (1 + -(-size // CHUNK))
+
+
+def described_answer(message: StoredMessage) -> Held | None:
+    """Return whose answer a description is of, None for one that cannot be read.
+
+    Those that were stored before descriptions named the tenant are of one tenant without a name.
+    """
+    try:
+        info = msgspec.json.decode(message.data, type=ObjectInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return Held(info.name, None if info.deleted else info.metadata.get(TENANT, ""), stored_size(info.size))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -189,6 +189,24 @@ ATTEMPTS = (
         (Cut("broker/durable/quota.py", "total = used.plus(more)", "total = NOTHING"),),
     ),
     Attempt(
+        "tenancy",
+        "T",
+        "stores three times what the store of answers takes, to push out another's",
+        "its own oldest make room, all of the other's stay",
+        (
+            ("integration/broker/test_store_room.py::test_a_tenant_that_fills_the_store_pushes_out_only_its_own_answers"),
+            "integration/broker/test_store_room.py::test_records_of_others_stay_as_well",
+        ),
+        "only the server makes room",
+        (
+            Cut(
+                "broker/ingress/store_room.py",
+                "while (over := self._total() - int((FULL - rest) * self._limit)) > 0:",
+                "while False:",
+            ),
+        ),
+    ),
+    Attempt(
         "H7",
         "T",
         "a flood of 900 requests beside a tenant within its share",
