@@ -1,8 +1,8 @@
 """Keeps small records of tenants by kind and id, so that they can be listed and changed: what object stores cannot do.
 
 A record is a value of a few kilobytes in the bucket `<prefix>_records` with its own time to live; larger parts of it are in the
-store of responses, under names that the record knows. When the bucket is full the oldest records of the tenant that has the most
-are removed (`store_room.py`).
+store of responses, under names that the record knows. When the bucket is full the oldest records of the tenant that has the
+most are removed (`store_room.py`).
 """
 
 from __future__ import annotations

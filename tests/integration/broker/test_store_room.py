@@ -1,4 +1,4 @@
-"""Room in the stores of answers and records, on a real server: who stores very much makes room with its own, and nobody else."""
+"""Room in the stores of answers and records, on a real server: who stores very much makes room with its own only."""
 
 from __future__ import annotations
 
