@@ -34,6 +34,7 @@ from headrace.frontend.images.api import ImageApi
 from headrace.frontend.images.writer import Results
 from headrace.frontend.jobs.durable_api import DurableApi
 from headrace.frontend.jobs.durable_streams import DurableStreams
+from headrace.frontend.jobs.rendered_answer import Charge
 from headrace.frontend.jobs.renderer import ApiRenderer
 from headrace.frontend.jobs.routes import StreamRoutes
 from headrace.frontend.metrics import Metrics
@@ -128,6 +129,7 @@ def build_frontend(
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     ring = ring or KeyRing(settings)
+    metrics.tenants.hold(settings.metrics_tenants, ring.has_tenant)
     tracer = tracer_of(settings, metrics, frontend=port.id, paths=port.message_path)
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
@@ -225,7 +227,7 @@ def build_frontend(
         **pooling,
     }
     renderer = ApiRenderer(
-        apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge, isolates=lambda: ring.isolates
+        apis, port.models, model_cache, settings, metrics, charge=_charge(ring, metrics), isolates=lambda: ring.isolates
     )
     if (notes := stores.notes) is not None:
         hot = {path: AuditedApp(app, notes, path) if isinstance(app, _Gate) else app for path, app in hot.items()}
@@ -254,6 +256,17 @@ def build_frontend(
         stored_background=background,
         tracer=tracer,
     )
+
+
+def _charge(ring: KeyRing, metrics: Metrics) -> Charge:
+    """Return what counts the tokens of a stored job for its tenant."""
+
+    def charge(tenant: str, prompt: int, output: int) -> None:
+        ring.quotas.charge(tenant, prompt + output)
+        if ring.in_force:
+            metrics.tenants.of(tenant, own=False).used(prompt, output)
+
+    return charge
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from headrace.frontend.gen_ai_metrics import GenAiMetrics
 from headrace.frontend.histogram import BYTES, FastHistogram
+from headrace.frontend.tenant_metrics import TenantMetrics
 from headrace.loop_metrics import Counter, Gauge
 
 Source = Literal["request", "job"]
@@ -70,6 +71,7 @@ class Metrics:
             r, "headrace_frontend_inter_token_seconds", "Between tokens as they leave for the client", labels=("model",)
         )
         self.gen_ai = GenAiMetrics(r)
+        self.tenants = TenantMetrics(r)
         self.levels = Counter(
             "headrace_frontend_sla_requests",
             "Answers by the targets: met, first_token_late, tokens_late, or failed for no fault of the client",

@@ -260,6 +260,10 @@ class FrontendSettings:
     tenant_job_tokens: Annotated[
         int, Setting("Most prompt tokens in them, estimated at four bytes a token; 0: no limit.", least=0)
     ] = 0
+    metrics_tenants: Annotated[
+        int,
+        Setting("Most tenants of keys that have metrics of their own; all others share one series.", least=0, most=10_000),
+    ] = 100
     media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here
     api_key: Sequence[str] = field(default=(), repr=False)  # given by the operator, beside those in the store

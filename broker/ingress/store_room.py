@@ -30,6 +30,7 @@ FULL = 7 / 8
 REST = 1 / 64  # which the task in the background makes free beyond that, so that a request seldom waits for it
 LOOK_S = 2.0
 FRESH_S = 1.0  # how old the server's word may be while the store is not nearly full
+FRESH = 1 / 32  # of the bytes: what may be stored here upon it, as others may do the same meanwhile
 STALE_S = 20.0  # after such a pause the marker of a deletion may be gone (it lives for 30 s): all is read again
 PAGE = 1000
 BATCH = 64  # values that are deleted between two looks
@@ -67,6 +68,7 @@ class StoreRoom:
         self._arriving = 0  # bytes that are being stored here
         self._stored = 0  # here, ever
         self._elsewhere = 0  # the server's bytes without those
+        self._stored_before = 0  # here, when the server was asked
         self._limit = 0
         self._read_at = self._indexed_at = -STALE_S
         self._created = ""
@@ -99,7 +101,9 @@ class StoreRoom:
             await asyncio.sleep(LOOK_S * (0.5 + random.random()))  # noqa: S311 - it spreads the load
 
     async def _make_room(self) -> None:
-        if self._clock() - self._read_at < FRESH_S and self._total() <= NEAR * self._limit:
+        since = self._stored + self._arriving - self._stored_before
+        fresh = self._clock() - self._read_at < FRESH_S and since <= FRESH * self._limit
+        if fresh and self._total() <= NEAR * self._limit:
             return
         looks = self._looks
         async with self._lock:
@@ -130,6 +134,7 @@ class StoreRoom:
         stored = self._stored
         state = await self._messaging.stream_state(self._place.stream)
         self._elsewhere, self._limit = state.bytes - stored, max(0, state.max_bytes)
+        self._stored_before = stored
         self._read_at = self._clock()
         if state.created != self._created:  # it was made again
             self._created = state.created

@@ -35,6 +35,7 @@ class KeyRing:
         self._given = {digest_of(text.encode()): operators_caller(n) for n, text in enumerate(settings.api_key, 1)}
         self._stored: dict[str, KeyRecord] = {}
         self._callers: dict[bytes, Caller] = dict(self._given)
+        self._tenants: frozenset[str] = frozenset()
         self.in_force = self._always
         self.audited = False  # from the end of the first listing on, changes go to the audit log
         self.quotas = Quotas(wall=wall)
@@ -45,6 +46,10 @@ class KeyRing:
     def isolates(self) -> bool:
         """Return True if the prefix caches of tenants are kept apart."""
         return self._isolation == "on" or (self._isolation == "auto" and self.in_force)
+
+    def has_tenant(self, tenant: str) -> bool:
+        """Return True if a stored key that is not revoked has this tenant, given as its token."""
+        return tenant in self._tenants
 
     def find(self, text: bytes) -> Caller | None:
         """Return the caller of a key, None if it is unknown, revoked or expired."""
@@ -74,12 +79,14 @@ class KeyRing:
     def _rebuild(self) -> None:
         callers = dict(self._given)
         tenants: dict[str, Limits] = {}
+        named = set()
         for record in sorted(self._stored.values(), key=lambda record: record.created):
             if record.tenant_limits.any:
                 tenants[tenant_token(record.tenant)] = record.tenant_limits
             if not record.revoked:
+                named.add(tenant_token(record.tenant))
                 for each in record.hashes:
                     until = min(record.expires or math.inf, each.until or math.inf)
                     callers[each.sha256] = Caller.of(record, until=until)
-        self._callers = callers
+        self._callers, self._tenants = callers, frozenset(named)
         self.quotas.limit_tenants(tenants)

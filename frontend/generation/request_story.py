@@ -27,6 +27,11 @@ class RequestStory:
         """The name of its model in metrics."""
         return self._plan.jobs[0].card.model
 
+    def used(self) -> tuple[int, int]:
+        """Return the tokens of its prompts and answers, none of a request that was not answered."""
+        counter = self._plan.counter
+        return (counter.prompt, counter.completion) if counter.completion or counter.ended else (0, 0)
+
     def submitted(self, journeys: Sequence[Journey | None]) -> None:
         """Take the journeys of its jobs."""
         self._journeys = journeys

@@ -23,6 +23,7 @@ from headrace.frontend.errors import ErrorForm, FrontendError, translate
 from headrace.frontend.http.access_log import AccessLog
 from headrace.frontend.http.http_exchange import HttpExchange, SlowReader, log_ids, shown_id
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.tenant_metrics import QUOTA
 
 log = structlog.get_logger()
 
@@ -38,7 +39,11 @@ FormOf = Callable[[str, Iterable[tuple[bytes, bytes]]], ErrorForm]
 
 
 class Story(Protocol):
-    """The fields of a request's log line besides its route and status."""
+    """The fields of a request's log line besides its route and status, and what of them is counted for its tenant."""
+
+    first_token_s: float | None
+
+    def used(self) -> tuple[int, int]: ...
 
     def fields(self) -> dict[str, object]: ...
 
@@ -115,12 +120,14 @@ class Observe:
         code = scope.get("headrace.outcome")
         if code in REFUSALS:
             self._audit.refused(scope, code, route=route)
+        caller: Caller | None = scope.get("headrace.caller")
+        if caller is not None:
+            self._count_for_tenant(scope, caller, status)
         lines = self._access_log
         level = logging.DEBUG if route in _PROBES else logging.INFO
         if lines is None or not lines.takes(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
-        caller: Caller | None = scope.get("headrace.caller")
         if caller is not None:
             values["key"], values["tenant"] = caller.key, scope.get("headrace.tenant", caller.tenant)
         elif (bad_key := scope.get("headrace.bad_key")) is not None:
@@ -132,6 +139,19 @@ class Observe:
             values["code"] = code
         values["seconds"] = round(took, 4)
         lines.write(level, values)
+
+    def _count_for_tenant(self, scope: Scope, caller: Caller, status: int) -> None:
+        tenant = scope.get("headrace.tenant", caller.tenant)
+        series = self._metrics.tenants.of(tenant, own=tenant == caller.tenant)
+        series.answered(status)
+        if scope.get("headrace.outcome") == QUOTA:
+            series.refused.inc()
+        story: Story | None = scope.get("headrace.story")
+        if story is not None:
+            series.used(*story.used())
+            if story.first_token_s is not None:
+                series.firsts.inc()
+                series.first_s.inc(story.first_token_s)
 
 
 def _marking(scope: Scope, send: Send) -> Send:

@@ -15,7 +15,7 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
-Charge = Callable[[str, int], None]
+Charge = Callable[[str, int, int], None]
 
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
@@ -35,7 +35,9 @@ class RenderedAnswer:
         *,
         charge: Charge | None = None,
     ) -> None:
-        """`requests` are those of the plan, with the options of the stored job. `charge` takes tenant and tokens."""
+        """`requests` are those of the plan, with the options of the stored job. `charge` takes the tenant, the
+        tokens of its prompt and those of its answer.
+        """
         self._charge = charge
         self._metrics = metrics
         self.requests = requests
@@ -104,7 +106,7 @@ class RenderedAnswer:
                 model, prompt=counter.prompt, cached=counter.cached, output=counter.completion, source="job"
             )
             if self._charge is not None:
-                self._charge(self.requests[0].tenant, counter.prompt + counter.completion)
+                self._charge(self.requests[0].tenant, counter.prompt, counter.completion)
 
 
 def events_of(stream: bytes) -> list[bytes]:

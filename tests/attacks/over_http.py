@@ -191,6 +191,27 @@ ATTEMPTS = (
     Attempt(
         "tenancy",
         "T",
+        "names of tenants in headers, and ten thousand tenants of keys, to fill a frontend's metrics",
+        "100 labels of tenants of keys, and one for all others",
+        (
+            "unit/frontend/test_tenant_metrics.py::test_a_name_of_a_header_is_no_label_unless_a_key_has_that_tenant",
+            (
+                "unit/frontend/test_tenant_metrics.py"
+                "::test_ten_thousand_tenants_of_keys_have_no_more_series_than_the_setting_says"
+            ),
+        ),
+        "each has a label",
+        (
+            Cut(
+                "frontend/tenant_metrics.py",
+                "if len(self._series) < self._most and (own or self._known(tenant)):",
+                "if True:",
+            ),
+        ),
+    ),
+    Attempt(
+        "tenancy",
+        "T",
         "stores three times what the store of answers takes, to push out another's",
         "its own oldest make room, all of the other's stay",
         (

@@ -28,6 +28,7 @@ MODULES = {  # module → the processes that count in it
     "broker.files.metrics": "frontends",
     "frontend.metrics": "frontends",
     "frontend.gen_ai_metrics": "frontends; OpenTelemetry's names",
+    "frontend.tenant_metrics": "frontends, where keys are in force",
     "frontend.media.metrics": "frontends",
     "headrace.planner.metrics": "the planner",
     "router.session.metrics": "routers",
@@ -61,12 +62,25 @@ class Declared:
         return tuple(f"{self.name}{end}" for end in ("_bucket", "_count", "_sum")) if self.kind == "histogram" else (self.name,)
 
 
+_OF_APPLICATION = {
+    "frontend.metrics": "",
+    "frontend.gen_ai_metrics": "gen_ai_",
+    "frontend.tenant_metrics": "headrace_frontend_tenant_",
+}
+
+
+def _module_of(name: str) -> str:
+    """Return the module that declares a metric of the application."""
+    fitting = [module for module, begin in _OF_APPLICATION.items() if name.startswith(begin)]
+    return max(fitting, key=lambda module: len(_OF_APPLICATION[module]))
+
+
 def declared(module: str) -> list[Declared]:
     """Return the metrics of a module, sorted by name."""
-    if module in ("frontend.metrics", "frontend.gen_ai_metrics"):  # made per application
+    if module in _OF_APPLICATION:
         registry: Any = Metrics().registry
         shown = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
-        found = [one for one in shown if one._name.startswith("gen_ai_") == (module == "frontend.gen_ai_metrics")]
+        found = [one for one in shown if _module_of(one._name) == module]
     else:
         found = [
             one

@@ -66,7 +66,7 @@ async def test_two_that_fill_it_have_a_half_each(connection: Connection, subject
     await flood(stores, "first", 150)
     await flood(stores, "second", 150)
     one, other = [len(await left(stores[0], tenant, 150)) for tenant in ("first", "second")]
-    assert abs(one - other) <= AT_ONCE
+    assert abs(one - other) <= 2 * AT_ONCE  # of those on their way it is not known yet whose they are
     assert one + other >= BYTES // ONE * 3 // 4
 
 
