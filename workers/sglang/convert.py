@@ -67,6 +67,8 @@ def to_sampling(sequence: Sequence, *, seeds: bool) -> dict[str, Any]:
         raise UnsupportedByEngine(
             "SGLang honours a seed only if it was started with enable_deterministic_inference", param="seed"
         )
+    if seeds and sampling.min_p > 0 and sampling.temperature > 0:
+        raise UnsupportedByEngine("SGLang has no min_p with enable_deterministic_inference", param="min_p")
     if not 0 < sampling.repetition_penalty <= MOST_REPETITION_PENALTY:
         raise RequestInvalid(
             f"repetition_penalty must be above 0 and at most {MOST_REPETITION_PENALTY:g} with SGLang, "
@@ -79,7 +81,7 @@ def to_sampling(sequence: Sequence, *, seeds: bool) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
+        "min_p": 0.0 if seeds else sampling.min_p,  # beside a seed SGLang's sampler would end with its whole process
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,

@@ -48,7 +48,7 @@ SUPPORT = EngineSupport(
         "kind embedding": "`is_embedding=true`",
     },
     untried={
-        "seeds": "the contract tests start it without `enable_deterministic_inference`",
+        "seeds": "SGLang takes `enable_deterministic_inference` with attention kernels of a GPU only",
         "role prefill": _APART,
         "role decode": _APART,
         "handover rendezvous": _APART,

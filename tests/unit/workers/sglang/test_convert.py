@@ -56,7 +56,6 @@ def test_every_sampling_parameter_is_passed() -> None:
         temperature=0.5,
         top_p=0.8,
         top_k=7,
-        min_p=0.1,
         presence_penalty=0.2,
         frequency_penalty=0.3,
         repetition_penalty=1.1,
@@ -71,7 +70,7 @@ def test_every_sampling_parameter_is_passed() -> None:
         "temperature": 0.5,
         "top_p": 0.8,
         "top_k": 7,
-        "min_p": 0.1,
+        "min_p": 0.0,
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
         "repetition_penalty": 1.1,
@@ -83,6 +82,17 @@ def test_every_sampling_parameter_is_passed() -> None:
         "sampling_seed": 11,
         "skip_special_tokens": False,
     }
+
+
+def test_a_least_probability_is_refused_where_it_would_end_sglang_and_passed_elsewhere() -> None:
+    """SGLang's sampler asserts that no request of a batch has one when seeds are honoured, and ends with its scheduler."""
+    drawn = sequence(sampling=Sampling(max_tokens=1, min_p=0.1, temperature=0.7))
+    assert to_sampling(drawn, seeds=False)["min_p"] == 0.1
+    with pytest.raises(UnsupportedByEngine) as told:
+        to_sampling(drawn, seeds=True)
+    assert told.value.param == "min_p"
+    greedy = sequence(sampling=Sampling(max_tokens=1, min_p=0.1, temperature=0.0))
+    assert to_sampling(greedy, seeds=True)["min_p"] == 0.0, "it changes nothing there, but a batch is sampled together"
 
 
 def test_no_limit_on_candidates_is_sglangs_minus_one() -> None:
