@@ -48,6 +48,16 @@ OVERVIEW = Dashboard(
             title="Requests by status", queries=[rate("headrace_frontend_requests_total", "status", where=ROUTES)], unit="reqps"
         ),
         Panel(
+            title="Output tokens by tenant",
+            queries=[rate("headrace_frontend_tenant_output_tokens_total", "tenant")],
+            about="Tenants of API keys, where keys are in force; the first hundred of each frontend by name.",
+        ),
+        Panel(
+            title="Refused by a quota, by tenant",
+            queries=[rate("headrace_frontend_tenant_quota_refusals_total", "tenant")],
+            unit="reqps",
+        ),
+        Panel(
             title="Time to first token",
             queries=quantiles("headrace_frontend_time_to_first_token_seconds", where=MODEL),
             unit="s",

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.errors import ResponseUnknown
+from headrace.broker.ingress.record_index import RecordIndex
+from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import TopologyError
@@ -105,3 +108,22 @@ async def test_a_part_finds_its_streams_and_is_told_when_it_may_not_make_them(
             await ensure_topology(ingress, TOPOLOGY)
         await ensure_topology(operator, TOPOLOGY)
         await ensure_topology(ingress, TOPOLOGY)
+
+
+async def test_an_ingress_may_make_room_in_the_stores_of_answers_and_records(
+    guarded: tuple[EmbeddedServer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = guarded
+    for part in ("NEAR", "FULL"):  # a few kilobytes
+        monkeypatch.setattr(f"headrace.broker.ingress.store_room.{part}", 2e-5)
+    async with await logged_in(folder, Login("operator")) as operator, await logged_in(folder, Login("ingress")) as ingress:
+        await ensure_topology(operator, TOPOLOGY)
+        store = ResponseStore(ingress, TOPOLOGY.subjects)
+        index = RecordIndex(ingress, TOPOLOGY.subjects, ttl_s=60.0)
+        for number in range(6):
+            await store.put(StoredResponse(id=f"resp_{number}", tenant="acme", answer=bytes(10_000)))
+            await index.put("chat", "acme", str(number), bytes(1000))
+        assert (await store.get("resp_5", "acme")).id == "resp_5"
+        with pytest.raises(ResponseUnknown):
+            await store.get("resp_0", "acme")
+        assert 1 <= len(await index.list("chat", "acme")) < 6
