@@ -27,6 +27,7 @@ log = structlog.get_logger()
 
 NEAR = 3 / 4  # of the bytes: from here on each look reads what others have stored
 FULL = 7 / 8
+UNREAD = 15 / 16  # how full it may be while the task in the background reads whose values there are, for the first time
 REST = 1 / 64  # which the task in the background makes free beyond that, so that a request seldom waits for it
 LOOK_S = 2.0
 FRESH_S = 1.0  # how old the server's word may be while the store is not nearly full
@@ -74,6 +75,7 @@ class StoreRoom:
         self._created = ""
         self._shares = StoreShares()
         self._seq = 0
+        self._read = self._running = False  # whether all of it was read once, and the task in the background runs
         self._removed: dict[str, list[int]] = {}  # number and bytes by tenant, not yet told
         self._told_at = -TOLD_S
 
@@ -90,6 +92,7 @@ class StoreRoom:
 
     async def run(self) -> None:
         """Keep a little room free until cancelled."""
+        self._running = True
         while True:
             try:
                 async with self._lock:
@@ -103,7 +106,9 @@ class StoreRoom:
     async def _make_room(self) -> None:
         since = self._stored + self._arriving - self._stored_before
         fresh = self._clock() - self._read_at < FRESH_S and since <= FRESH * self._limit
-        if fresh and self._total() <= NEAR * self._limit:
+        if not fresh or self._total() > NEAR * self._limit:
+            await self._read_state()
+        if self._limit < 1 or self._total() <= (FULL if self._read or not self._running else UNREAD) * self._limit:
             return
         looks = self._looks
         async with self._lock:
@@ -129,6 +134,7 @@ class StoreRoom:
                 return
             await self._remove(victims)
             await self._read_state()
+            await self._read_behind()  # under load this loop may go on for long
 
     async def _read_state(self) -> None:
         stored = self._stored
@@ -156,27 +162,31 @@ class StoreRoom:
             self._seq = page[-1].seq if page else self._seq
             self._indexed_at = self._clock()
             if len(page) < PAGE:
+                self._read = True
                 return
             await asyncio.sleep(0)
 
     async def _remove(self, victims: Sequence[Victim]) -> None:
         gate = asyncio.Semaphore(DELETES_AT_ONCE)
+        removed: list[Victim] = []
 
         async def one(victim: Victim) -> None:
             async with gate:
                 await self._place.delete(victim.key)
+            removed.append(victim)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for victim in victims:
                     group.create_task(one(victim))
         except BaseExceptionGroup as failed:
-            self._forget()  # it does not know any more which of them are there
             raise _first(failed) from None
-        except asyncio.CancelledError:
-            self._forget()
-            raise
-        self._count(victims)
+        finally:
+            gone = {victim.key for victim in removed}
+            for victim in victims:
+                if victim.key not in gone:  # it counts on; if it was deleted all the same, its marker says so
+                    self._shares.keep(victim.key, victim.tenant, victim.size)
+            self._count(removed)
 
     def _count(self, victims: Sequence[Victim]) -> None:
         metrics.STORE_REMOVED.labels(self._place.name).inc(len(victims))
@@ -193,7 +203,7 @@ class StoreRoom:
         self._removed.clear()
 
     def _forget(self) -> None:
-        self._shares, self._seq = StoreShares(), 0
+        self._shares, self._seq, self._read = StoreShares(), 0, False
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

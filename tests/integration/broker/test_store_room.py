@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.broker.errors import ResponseUnknown
+from headrace.broker.errors import ResponseNotStored, ResponseUnknown
 from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
 from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import RequestTimeout
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -127,3 +128,28 @@ async def test_the_task_in_the_background_makes_room_before_anybody_waits_for_it
                 await asyncio.sleep(0.05)
     finally:
         running.cancel()
+
+
+async def test_a_deletion_that_fails_leaves_its_answer_counted(
+    connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ensure_topology(connection, replace(Topology(subjects), stored_bytes=BYTES))
+    store = ResponseStore(connection, subjects)
+    await flood([store], "small", 5)
+    await flood([store], "large", 70)
+    real = store.room._place
+
+    async def refuse(_key: str) -> None:
+        raise RequestTimeout("no word from the server")
+
+    monkeypatch.setattr(store.room, "_place", real._replace(delete=refuse))
+    with pytest.raises(ResponseNotStored, match="no word"):
+        await flood_until_refused(store)
+    monkeypatch.setattr(store.room, "_place", real)
+    await flood([store], "more", 60)
+    assert await left(store, "small", 5) == set(range(5))
+
+
+async def flood_until_refused(store: ResponseStore) -> None:
+    for number in range(100):
+        await store.put(StoredResponse(id=f"resp_extra_{number}", tenant="large", answer=os.urandom(ONE)))
