@@ -25,6 +25,7 @@ from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, KilledContract, descendants
 from tests.engine_contract.operations import GeneratingOperationsContract
 from tests.engine_contract.options import OptionsContract
+from tests.engine_contract.sampling import SamplingContract
 from tests.engine_contract.subject import Means, Subject, started
 from tests.engines.conftest import DIRECT_TOKENS
 from tests.engines.test_vllm_adapters import write_adapter
@@ -71,7 +72,9 @@ async def subject(
         yield made
 
 
-class TestSglang(GeneratingContract, OptionsContract, CachingContract, GeneratingOperationsContract, HealthContract):
+class TestSglang(
+    GeneratingContract, SamplingContract, OptionsContract, CachingContract, GeneratingOperationsContract, HealthContract
+):
     """One engine for all."""
 
 
