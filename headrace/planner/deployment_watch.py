@@ -21,7 +21,7 @@ from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import JobEvents, LoadReport, Refused, Routed, WorkerMember
 from headrace.broker.models.card_store import readable_members
-from headrace.jetstream.errors import JetStreamError, SubjectError
+from headrace.jetstream.errors import JetStreamError, SubjectError, TopologyError
 from headrace.jetstream.ports import Message, Messaging, Subscription
 from headrace.jetstream.subjects import MOVED_CLASSES, Subjects
 from headrace.planner.observation import Observation, RequestSight, SightState, StepSight, WorkerSight
@@ -58,7 +58,6 @@ class _Events:
     reports: dict[str, list[LoadReport]] = field(default_factory=dict)
     outcomes: RequestOutcomes = field(default_factory=RequestOutcomes)  # kept from look to look
     refused: int = 0
-    routed_seq: int = 0  # of the last placement record that was read
 
 
 class DeploymentWatch:
@@ -73,6 +72,9 @@ class DeploymentWatch:
         self._heard_s: dict[str, float] = {}  # when a report of a worker was kept last
         self._waiting: dict[str, int] = {}
         self._batches: tuple[float, list[BatchRecord]] = (0.0, [])
+        self._routes_made: str | None = None  # when the stream of placement records was; "": there is none
+        self._listens_from = 0  # the last placement record from before `start`
+        self._routed: dict[str, int] = {}  # queue -> the last of its placement records that was read
         self._since_s: float | None = None  # connection time at the last look
         self._subscriptions: list[Subscription] = []
         self.prices: dict[PoolKey, float] = {}  # of one worker; a pool without workers keeps the last one
@@ -86,6 +88,7 @@ class DeploymentWatch:
             await self._nats.subscribe(f"{prefix}.load.*.*", self._on_load),
             await self._nats.subscribe(self._names.refused_filter(), self._on_refused),
         ]
+        await self._last_routed()
 
     async def stop(self) -> None:
         """Listen no more."""
@@ -102,6 +105,7 @@ class DeploymentWatch:
         reports = await load_reports(self._nats, self._names, members or [])
         waiting = await self._stored()
         batches = await self._open_batches(now)
+        routed = await self._last_routed()
         for member in members or []:
             key = PoolKey(member.pool, member.fleet)
             self.known.setdefault(key, member.model)
@@ -109,8 +113,8 @@ class DeploymentWatch:
         found: dict[PoolKey, Observation] = {}
         for queue in sorted({key.model for key in self.known}):
             heard = self._events.pop(queue, _Events())
-            kept = self._events[queue] = _Events(routed_seq=heard.routed_seq, outcomes=heard.outcomes)
-            await self._read_waits(queue, heard, kept)
+            self._events[queue] = _Events(outcomes=heard.outcomes)
+            await self._read_waits(queue, heard, routed)
             ended = heard.outcomes.take()
             keys = sorted(key for key in self.known if key.model == queue)
             here = [one for one in members or [] if one.pool == queue]
@@ -181,24 +185,50 @@ class DeploymentWatch:
                 self._batches = (now, [one for one in records if one.status == "in_progress" and one.queued])
         return self._batches[1]
 
-    async def _read_waits(self, queue: str, heard: _Events, kept: _Events) -> None:
-        """Read how long requests waited from the routers' records, if there are any: events say the rest."""
-        stream, subject = self._names.stream("ROUTE"), self._names.route(queue)
-        with contextlib.suppress(JetStreamError):
-            if not heard.routed_seq:
-                kept.routed_seq = (await self._nats.stream_state(stream)).last_seq
-                return
-            read = await self._nats.subject_messages(stream, subject, limit=ROUTED_AT_ONCE, start_seq=heard.routed_seq + 1)
-            records = []
-            for message in read:
-                kept.routed_seq = max(kept.routed_seq, message.seq)
-                with contextlib.suppress(WireError):
-                    one = decode(Routed, message.data)
-                    records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
-                    if one.attempt == 1:
-                        heard.outcomes.waited(one.id, one.waited_s)
-            if records:
-                heard.requests = records
+    async def _last_routed(self) -> int | None:
+        """Return the sequence of the last placement record of all queues, 0 where there is none, None where that is unknown."""
+        created, last = "", 0
+        try:
+            state = await self._nats.stream_state(self._names.stream("ROUTE"))
+            created, last = state.created, state.last_seq
+        except TopologyError:
+            pass  # a router makes the stream later
+        except JetStreamError as error:
+            log.warning("planner.placements_unreadable", error=str(error))
+            return None
+        if self._routes_made is None:
+            self._listens_from = last
+        elif created != self._routes_made:  # its numbers begin anew
+            self._listens_from = 0
+            self._routed.clear()
+        self._routes_made = created
+        return last
+
+    async def _read_waits(self, queue: str, heard: _Events, last: int | None) -> None:
+        """Read how long requests waited from the routers' records, if there are any: events say the rest.
+
+        `last` is the sequence of the last record of all queues.
+        """
+        read_up_to = self._routed.get(queue, self._listens_from)
+        if last is None or last <= read_up_to:
+            return
+        try:
+            read = await self._nats.subject_messages(
+                self._names.stream("ROUTE"), self._names.route(queue), limit=ROUTED_AT_ONCE, start_seq=read_up_to + 1
+            )
+        except JetStreamError as error:
+            log.warning("planner.placements_unreadable", error=str(error))
+            return
+        records = []
+        for message in read:
+            self._routed[queue] = message.seq
+            with contextlib.suppress(WireError):
+                one = decode(Routed, message.data)
+                records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
+                if one.attempt == 1:
+                    heard.outcomes.waited(one.id, one.waited_s)
+        if records:
+            heard.requests = records
 
     def _on_events(self, message: Message) -> None:
         heard, now = self._events.setdefault(message.subject.rpartition(".")[2], _Events()), self._wall()

@@ -13,7 +13,9 @@ from headrace.broker.batches.record import BatchRecord, LineCounts
 from headrace.broker.codec import encode
 from headrace.broker.messages import JobEvent, JobEvents, LoadReport, Routed, WorkerMember
 from headrace.jetstream.client import Connection
+from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
 from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
 
 POOL = "m-00000001"
@@ -40,6 +42,21 @@ async def report(connection: Connection, subjects: Subjects, worker: str, **kw: 
 
 def tell(connection: Connection, subjects: Subjects, *events: JobEvent) -> None:
     connection.send(subjects.events(POOL), encode(JobEvents(events=list(events))))
+
+
+async def record(connection: Connection, subjects: Subjects, request_id: str, *, queue: str = POOL) -> None:
+    """Store the record of a placement, as a router does, after a wait of 30 s."""
+    before = (await connection.stream_state(subjects.stream("ROUTE"))).last_seq
+    routed = Routed(at=time.time(), id=request_id, worker="w1", tokens=100, waited_s=30.0)
+    connection.send(subjects.route(queue), encode(routed))
+    async with asyncio.timeout(10):
+        while (await connection.stream_state(subjects.stream("ROUTE"))).last_seq == before:
+            await asyncio.sleep(0.02)
+
+
+async def waits(watch: DeploymentWatch) -> list[float]:
+    """Return the waits of the requests that were placed since the last look."""
+    return [one.waited_s for one in (await watch.observe())[KEY].placed]
 
 
 async def test_arrivals_are_first_placements_and_the_growth_of_what_waits(
@@ -69,17 +86,10 @@ async def test_arrivals_are_first_placements_and_the_growth_of_what_waits(
 async def test_requests_that_have_ended_are_seen_with_their_times(
     connection: Connection, subjects: Subjects, watch: DeploymentWatch
 ) -> None:
-    async def recorded(count: int, request_id: str) -> None:
-        record = Routed(at=time.time(), id=request_id, worker="w1", tokens=100, waited_s=30.0)
-        connection.send(subjects.route(POOL), encode(record))
-        async with asyncio.timeout(10):
-            while (await connection.stream_state(subjects.stream("ROUTE"))).messages < count:
-                await asyncio.sleep(0.02)
-
     await join(connection, subjects, "w1")
-    await recorded(1, "before")
+    await record(connection, subjects, "before")
     await watch.observe()
-    await recorded(2, "a")
+    await record(connection, subjects, "a")
     tell(connection, subjects, JobEvent("placed", "a", 1, "w1", 100, 40, by="r1"), JobEvent("prefilled", "a", 1, "w1", 100, 40))
     tell(connection, subjects, JobEvent("settled", "a", 1, "w1", 5), JobEvent("settled", "unheard", 1, "w1", 5))
     await connection.barrier()
@@ -87,6 +97,60 @@ async def test_requests_that_have_ended_are_seen_with_their_times(
     assert 30.0 <= ended.ttft_s < 60.0
     assert 0.0 <= ended.itl_s < 10.0
     assert (await watch.observe())[KEY].ended == ()
+
+
+async def test_the_first_placement_record_of_an_empty_stream_is_read(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    assert await waits(watch) == []
+    await record(connection, subjects, "first")
+    assert await waits(watch) == [30.0]
+    await record(connection, subjects, "second")
+    assert await waits(watch) == [30.0]
+    assert await waits(watch) == [], "each is read once"
+
+
+async def test_records_of_a_queue_that_is_seen_late_are_read_from_the_start_of_the_watch(
+    connection: Connection, subjects: Subjects
+) -> None:
+    await record(connection, subjects, "before the start")
+    watch = DeploymentWatch(connection, subjects)
+    await watch.start()
+    await record(connection, subjects, "of another", queue="other-00000001")
+    await record(connection, subjects, "a")
+    await record(connection, subjects, "b")
+    await join(connection, subjects, "w1")
+    assert await waits(watch) == [30.0, 30.0]
+    await watch.stop()
+
+
+async def test_records_are_read_where_a_router_makes_their_stream_after_the_start(
+    connection: Connection, subjects: Subjects
+) -> None:
+    stream = subjects.stream("ROUTE")
+    await connection.api.call(f"STREAM.DELETE.{stream}")
+    watch = DeploymentWatch(connection, subjects)
+    await watch.start()
+    await join(connection, subjects, "w1")
+    assert await waits(watch) == []
+    await ensure_topology(connection, Topology(subjects))
+    await record(connection, subjects, "first")
+    assert await waits(watch) == [30.0]
+    await watch.stop()
+
+
+async def test_records_are_read_when_their_stream_was_made_again(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    for number in range(3):
+        await record(connection, subjects, f"old {number}")
+    assert len(await waits(watch)) == 3
+    await connection.api.call(f"STREAM.DELETE.{subjects.stream('ROUTE')}")
+    await ensure_topology(connection, Topology(subjects))
+    await record(connection, subjects, "new")
+    assert await waits(watch) == [30.0]
 
 
 async def test_workers_are_seen_with_their_load_and_one_without_a_report_is_unknown(
