@@ -9,6 +9,7 @@ LISTS = "jetstream/logins/permissions.py"
 LOGINS = "jetstream/logins/nkey_logins.py"
 
 STOLEN = "integration/jetstream/test_stolen_logins.py"
+POOLS = "integration/jetstream/test_stolen_pools.py"
 WORKER = "integration/jetstream/test_stolen_worker.py"
 DIRECTORY = "unit/broker/models/test_directory.py"
 
@@ -169,7 +170,7 @@ ATTEMPTS = (
         "P",
         "placed requests of another pool: reads, deletes, pulls",
         "refused by the steward",
-        (f"{STOLEN}::test_placed_requests_of_another_pool_cannot_be_read_deleted_or_pulled_by_the_steward",),
+        (f"{POOLS}::test_placed_requests_of_another_pool_cannot_be_read_deleted_or_pulled_by_the_steward",),
         "the steward does not look at what a call touches",
         (Cut("jetstream/logins/pool_calls.py", "if not any(one.covers(subject.encode()) for one in reach):", "if False:"),),
     ),
@@ -295,7 +296,7 @@ ATTEMPTS = (
         "P",
         "KV blocks and embeddings of another pool",
         "refused by the server",
-        (f"{STOLEN}::test_a_worker_reaches_no_kv_blocks_and_no_embeddings_of_another_pool",),
+        (f"{POOLS}::test_a_worker_reaches_no_kv_blocks_and_no_embeddings_of_another_pool",),
         "a worker's list has the calls of every stream",
         (Cut(LISTS, 'self.api(*(f"{call}.OBJ_{store}" for call in', 'self.api(*(f"{call}.*" for call in'),),
     ),
@@ -304,7 +305,7 @@ ATTEMPTS = (
         "P",
         "pulls prefill jobs of another pool",
         "no consumer has a name that it can know",
-        (f"{STOLEN}::test_a_worker_pulls_no_prefill_jobs_of_another_pool",),
+        (f"{POOLS}::test_a_worker_pulls_no_prefill_jobs_of_another_pool",),
         "names have no secret in them",
         (
             Cut(
