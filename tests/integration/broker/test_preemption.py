@@ -50,6 +50,7 @@ async def test_a_batch_request_that_a_router_has_placed_to_stay_keeps_its_slot(
         stream = await served.submit(one)
         (stored,) = await connection.subject_messages(subjects.stream("REQ"), ">", limit=5)
         await connection.publish(subjects.work(POOL, "w1"), stored.data, headers={HEADER_KEPT: "1"}, msg_id="placed")
+        await connection.delete_message(subjects.stream("REQ"), stored.seq)  # as a router's ack does, else it is placed again
         await until_started(worker, {one.id})
         (run,) = session.state.runs.of(one.id)
         assert run.kept
