@@ -37,10 +37,13 @@ from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, 
 from headrace.jetstream.pull import PullOptions, StreamPull
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 
 DRAIN_TIMEOUT_S = 5.0
+TASKS_S = 5.0  # for the ends of a connection's own tasks
+CANCEL_AGAIN_S = 2.5  # of one that goes on; a check of another server closes its own connection meanwhile
 REMIND_S = 10.0
 
 __all__ = ["ConnectOptions", "Connection"]
@@ -109,11 +112,11 @@ class Connection:
         if self._core.up:
             self._core._write_pending()
         self._core.mark_down()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await abandon(self._core)
+        try:
+            for task in await end_tasks(self._tasks, within_s=TASKS_S, again_s=CANCEL_AGAIN_S):
+                log.error("connection.task_left", task=repr(task))
+        finally:
+            await abandon(self._core)
 
     # State:
 

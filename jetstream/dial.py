@@ -33,6 +33,7 @@ RESET_TRIES = 4
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
 PINGS_OUTSTANDING = 2
+CLOSE_S = 4.0  # the end of the socket has two seconds of them
 
 
 async def dial(options: ConnectOptions) -> CoreClient:
@@ -137,10 +138,14 @@ def safer_version(version: str) -> str | None:
 
 
 async def abandon(core: CoreClient) -> None:
-    """Close the client, so that it does not reconnect."""
+    """Close the client, so that it does not reconnect. A server that takes nothing more does not hold this up."""
     await core.stop_reconnecting()
-    with contextlib.suppress(OSError, nats_errors.Error, TimeoutError):
-        await core.close()
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await core.close()
+    except (OSError, nats_errors.Error, TimeoutError) as error:
+        core.cut()
+        log.info("connection.cut", error=str(error) or type(error).__name__)
 
 
 def _version(text: str) -> tuple[int, int]:

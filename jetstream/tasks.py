@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -68,6 +68,24 @@ class TaskScope:
         except RuntimeError:  # it is about to end; from Python 3.13 on the group closes `work` itself
             work.close()
             raise
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], *, within_s: float, again_s: float) -> set[asyncio.Task[Any]]:
+    """Cancel tasks and wait for their ends; return those that still run after `within_s`.
+
+    Each is cancelled again every `again_s`: before Python 3.12 `asyncio.wait_for` loses a cancellation that comes when what it
+    waits for has just ended.  The task that calls this is left out: it would wait for itself.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + within_s
+    left = {task for task in tasks if not task.done() and task is not asyncio.current_task()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=max(0.0, min(again_s, until - loop.time())))
+        if loop.time() >= until:
+            break
+    return left
 
 
 async def _guarded(work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:

@@ -26,6 +26,7 @@ import structlog
 from headrace.jetstream import metrics
 from headrace.jetstream.core.message_parser import MessageParser
 from headrace.jetstream.core.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
+from headrace.jetstream.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
 CANCEL_AGAIN_S = 0.05
-CANCEL_TRIES = 40
+CANCEL_S = 2.0
 CLOSE_S = 2.0  # for the end of a socket
 
 
@@ -59,6 +60,7 @@ class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type mark
         `close` ends as if it had been cancelled itself.
         """
         closing = asyncio.ensure_future(super().wait_closed())
+        closing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its waiter may have been cancelled
         await asyncio.wait({closing}, timeout=CLOSE_S)
         if not closing.done():  # asyncio never closes a socket whose TLS handshake has failed on this side
             self._io_writer.transport.abort()
@@ -211,6 +213,11 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         return command_line
 
     async def _connect_to_server(self, s: Any) -> None:
+        trying = asyncio.current_task()
+        if trying is not None and trying is self._reconnection_task and trying.cancelling():
+            # A cancellation came when the attempt before had just failed, and `asyncio.wait_for` has lost it. Without this the
+            # attempts would never end where nobody cancels again: an event loop that closes waits for all of its tasks.
+            raise asyncio.CancelledError
         if self._transport is None:
             self._transport = Transport()
         await super()._connect_to_server(s)
@@ -221,17 +228,15 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             self.mark_down()
 
     async def stop_reconnecting(self) -> None:
-        """End the attempts to connect again, for good.
-
-        One cancellation may not suffice: before Python 3.12 `asyncio.wait_for`, in which the attempts wait, loses one that
-        comes when an attempt has just failed, and the plain client's `close` cancels only once.  Then the client tries forever.
-        """
+        """End the attempts to connect again, for good. The plain client's `close` cancels only once, and that may be lost."""
         self.options["allow_reconnect"] = False
-        for _ in range(CANCEL_TRIES):
-            if (task := self._reconnection_task) is None or task.done():
-                return
-            task.cancel()
-            await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+        if self._reconnection_task is not None:
+            await end_tasks([self._reconnection_task], within_s=CANCEL_S, again_s=CANCEL_AGAIN_S)
+
+    def cut(self) -> None:
+        """End the socket at once, if there is one. What it has not sent is dropped."""
+        if isinstance(self._transport, Transport) and self._transport._io_writer is not None:
+            self._transport._io_writer.transport.abort()
 
     def mark_up(self) -> None:
         """Note that the server has all subscriptions again, except those made while the client was replaying them."""

@@ -151,9 +151,10 @@ async def path_of_one_try(hops: Hops, one: Connection, name: str) -> list[Hop]:
 async def test_a_message_that_another_server_of_a_cluster_stores_has_a_hop_at_both(tmp_path: Path) -> None:
     async with NatsCluster(tmp_path) as cluster, AsyncExitStack() as stack:
         urls = [server.url for server in cluster.servers]
-        made = [await Connection.connect(ConnectOptions(servers=(url,), replicas=1), subjects=S) for url in urls]
-        for one in made:
-            stack.push_async_callback(one.close)
+        made = []
+        for url in urls:
+            connecting = Connection.connect(ConnectOptions(servers=(url,), replicas=1), subjects=S)
+            made.append(await stack.enter_async_context(await connecting))
         await ensure_topology(made[0], Topology(S))
         hops = Hops()
         async with hops.heard_by(made[0]):

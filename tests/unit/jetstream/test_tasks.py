@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from headrace.jetstream.tasks import TaskScope
+from headrace.jetstream.tasks import TaskScope, end_tasks
 
 
 async def test_leaving_a_scope_waits_for_its_tasks() -> None:
@@ -137,3 +138,39 @@ async def test_an_error_in_guarded_work_is_reported_and_ends_nothing_else() -> N
         scope.spawn(other())
         scope.spawn_guarded(fails(), failed.append)
     assert ([str(error) for error in failed], done) == (["this message"], ["other"])
+
+
+async def test_a_task_that_has_lost_its_cancellation_is_cancelled_again() -> None:
+    times = 0
+
+    async def work() -> None:
+        nonlocal times
+        while times < 3:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                times += 1
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    assert await end_tasks([task], within_s=60.0, again_s=0.01) == set()
+    assert task.done()
+    assert times == 3
+
+
+async def test_tasks_that_go_on_are_told_and_the_own_one_is_left_alone() -> None:
+    end = asyncio.Event()
+
+    async def work() -> None:
+        while not end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await end.wait()
+
+    own = asyncio.current_task()
+    assert own is not None
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    assert await end_tasks([task, own], within_s=0.05, again_s=0.01) == {task}
+    assert not own.cancelling()
+    end.set()
+    await task
