@@ -147,6 +147,18 @@ async def path_of_one_try(hops: Hops, one: Connection, name: str) -> list[Hop]:
     return path
 
 
+async def until_all_reach(one: Connection, others: list[Connection]) -> None:
+    """Wait until the servers of the others know what `one` subscribes to: until then they drop what they tell of a message."""
+    reached: set[bytes] = set()
+    heard = await one.subscribe("probe", lambda message: reached.add(message.data))
+    async with asyncio.timeout(WAIT_S):
+        while len(reached) < len(others):
+            for number, other in enumerate(others):
+                other.send("probe", b"%d" % number)
+            await asyncio.sleep(0.02)
+    await heard.unsubscribe()
+
+
 @pytest.mark.timeout(120)
 async def test_a_message_that_another_server_of_a_cluster_stores_has_a_hop_at_both(tmp_path: Path) -> None:
     async with NatsCluster(tmp_path) as cluster, AsyncExitStack() as stack:
@@ -158,6 +170,7 @@ async def test_a_message_that_another_server_of_a_cluster_stores_has_a_hop_at_bo
         await ensure_topology(made[0], Topology(S))
         hops = Hops()
         async with hops.heard_by(made[0]):
+            await until_all_reach(made[0], made[1:])
             paths = [await path_of_one_try(hops, one, f"r.{number}") for number, one in enumerate(made)]
         assert sorted(map(len, paths)) == [1, 2, 2]  # one is connected to the leader of the stream
         for path in paths:
