@@ -216,7 +216,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         trying = asyncio.current_task()
         if trying is not None and trying is self._reconnection_task and trying.cancelling():
             # A cancellation came when the attempt before had just failed, and `asyncio.wait_for` has lost it. Without this the
-            # attempts would never end where nobody cancels again: an event loop that closes waits for all of its tasks.
+            # attempts would never end unless they are cancelled again: an event loop that closes waits for all of its tasks.
             raise asyncio.CancelledError
         if self._transport is None:
             self._transport = Transport()
