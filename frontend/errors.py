@@ -3,6 +3,7 @@
 HeadraceError
 └── FrontendError                  has a status, a type, a code and the parameter at fault
     ├── BadRequest                 400  a parameter is missing, of the wrong type, out of range or not supported
+    │   ├── BadFraming             400  it can be read in two ways; the connection is closed
     │   ├── MalformedBody          400  the body is not the JSON it should be
     │   └── ContextTooLong         400  prompt plus wanted tokens exceed the model's context
     ├── Unauthorized               401  no key, or one that is unknown, expired or revoked
@@ -112,6 +113,10 @@ class StatusForm(ErrorForm, Protocol):
 
 class BadRequest(FrontendError, status=400, code="invalid_parameter"):
     """A parameter is wrong."""
+
+
+class BadFraming(BadRequest):
+    """The request can be read in two ways, and so can where the next one begins: the connection is closed."""
 
 
 class MalformedBody(BadRequest, code="malformed_json"):

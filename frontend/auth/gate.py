@@ -14,7 +14,7 @@ from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.auth.page_guard import PageGuard
 from headrace.frontend.auth.route_scopes import ANY, OPEN, scope_of
-from headrace.frontend.errors import BadRequest, Forbidden, Unauthorized
+from headrace.frontend.errors import BadFraming, Forbidden, Unauthorized
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import DEFAULT_TENANT, tenant_token
 
@@ -115,15 +115,15 @@ def tenant_of_scope(scope: Any, headers: Any) -> str:
 
 
 def _check_http(version: str, host: bytes | None, encoding: bytes | None) -> None:
-    """Refuse what RFC 9112 tells a server to refuse and the parser lets through. Raises BadRequest."""
+    """Refuse what RFC 9112 tells a server to refuse and the parser lets through. Raises BadFraming."""
     if version not in _VERSIONS:
-        raise BadRequest("the request line names no version of HTTP/1", code="invalid_request")
+        raise BadFraming("the request line names no version of HTTP/1", code="invalid_request")
     if host is None and version == "1.1":
-        raise BadRequest("the request has no Host header", param="host", code="invalid_host")
+        raise BadFraming("the request has no Host header", param="host", code="invalid_host")
     if encoding is not None and encoding.lower() != b"chunked":
         shown = encoding[:100].decode("latin-1")
-        raise BadRequest(f"bodies are taken in the transfer encoding chunked, not {shown!r}", param="transfer-encoding")
+        raise BadFraming(f"bodies are taken in the transfer encoding chunked, not {shown!r}", param="transfer-encoding")
 
 
-def _doubled(name: bytes) -> BadRequest:
-    return BadRequest(f"the request has more than one header {name.decode()}", param=name.decode(), code="doubled_header")
+def _doubled(name: bytes) -> BadFraming:
+    return BadFraming(f"the request has more than one header {name.decode()}", param=name.decode(), code="doubled_header")

@@ -13,13 +13,22 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headrace.frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
+from headrace.frontend.errors import (
+    FrontendError,
+    HeadersTimeout,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    TooManyConnections,
+    UrlTooLong,
+)
 from headrace.frontend.http.body_budget import BodyBudget, BodyShare
 from headrace.frontend.http.loop_budget import LoopBudget
+from headrace.frontend.http.parsers import body_parser, new_parser
 from headrace.frontend.settings import FrontendSettings
 
 # uvicorn would log a line per malformed request, with which clients could fill the log. The metric counts them instead.
@@ -60,8 +69,11 @@ class ClientConnection(HttpToolsProtocol):
         self.waits_since: float | None = None
         self.owes = "headers"
         self.idle_since: float | None = None  # None while a request is open
+        self.full_since: float | None = None  # None while the client takes what it is sent
         self._head = 0  # bytes read of a head that is not complete
         self._read = 0  # bytes of the last read
+        self._idle = 0  # bytes read of a body since its last content: extensions of chunks, trailers
+        self._body_parser: httptools.HttpRequestParser | None = None  # of a request that offers another protocol
         self._begun = 0  # requests so far
         self._in_head = False
         self._in_message = False
@@ -130,7 +142,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         begun, outside = self._begun, not self._in_message
         self._read = len(data)
-        super().data_received(data)
+        if not outside and not self._in_head:
+            self._idle += len(data)
+        self._feed(data)
         if self._in_head:
             # bytes before this head in the same read belong to another request
             self._head += len(data) if self._begun == begun + outside else 0
@@ -140,8 +154,24 @@ class ClientConnection(HttpToolsProtocol):
                 self.refuse(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
             elif self._head > self.board.settings.max_header_bytes:
                 self.refuse(HeadersTooLarge(f"the headers have more than {self.board.settings.max_header_bytes} bytes"))
+        elif self._idle > self.board.settings.max_header_bytes and self._in_message:
+            self.refuse(HeadersTooLarge(f"{self._idle} bytes of the body are no content"))
         elif self.waits_since is None and not self._in_message and not self._answering:  # only line ends so far, no request
             self.waits_since, self.owes = self.loop.time(), "headers"
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser as uvicorn does, and go on with HTTP/1.1 where a request offers another protocol."""
+        self._unset_keepalive_if_required()
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    self.parser, self._body_parser = self._body_parser or new_parser(self), None
+                    data = data[offer.args[0] :]
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that the parser refused. While an answer is being sent, close the connection without one."""
@@ -278,6 +308,18 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
         self.waits_since, self.owes = self.loop.time(), "end"
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.full_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.full_since = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.waits_since, self.owes = self.loop.time(), "end"  # a client that takes nothing keeps a closed connection open
+
     # -- the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
@@ -291,6 +333,8 @@ class ClientConnection(HttpToolsProtocol):
         self._head = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody has checked it, so it must not look like a header
         headers = self.headers
         if len(headers) >= MAX_HEADERS:
             self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))
@@ -305,11 +349,22 @@ class ClientConnection(HttpToolsProtocol):
         most = self.board.settings.max_header_bytes
         if self._head + self._read > most and sum(len(name) + len(value) for name, value in self.headers) > most:
             self._stop(HeadersTooLarge(f"the headers have more than {most} bytes"))
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(MethodNotAllowed("this server is no proxy"))
+            self._body_parser = body_parser(self)
         self._in_head = False
         self.waits_since = None
+        self._idle = 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._idle = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self._body_parser is not None:
+            return  # that was the head's end only
         super().on_message_complete()
         self._in_message = False
         if self.owes == "body":

@@ -118,6 +118,10 @@ class Connections:
                     pause = time.perf_counter() + SWEEP_BUDGET_S
 
     def _check(self, connection: ClientConnection, now: float) -> None:
+        if connection.full_since is not None and now - connection.full_since > self.settings.slow_client_s + LINGER_S:
+            self._metrics.slow_clients.inc()  # of an answer that does not look at this by itself
+            connection.transport.abort()
+            return
         since = connection.waits_since
         if since is None:
             return

@@ -19,7 +19,7 @@ from headrace.broker.jobs import new_id
 from headrace.frontend.auth.cache_salt import tenants_salt
 from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
 from headrace.frontend.auth.rate_headers import headers_of
-from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
+from headrace.frontend.errors import BadFraming, BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.body_budget import BodyShare
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
 from headrace.frontend.settings import FrontendSettings
@@ -228,8 +228,8 @@ class HttpExchange:
     async def send_error(self, error: FrontendError, *, form: ErrorForm = FrontendError.body) -> None:
         """Send an error in place of an answer. Raises SlowReader."""
         headers = error.headers()
-        if isinstance(error, (BodyTooLarge, BodyTimeout)):
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        if isinstance(error, (BodyTooLarge, BodyTimeout, BadFraming)):
+            headers.append((b"connection", b"close"))  # what follows is not read
         status = form.status(error) if isinstance(form, StatusForm) else error.status
         await self.send_json(form(error), status=status, headers=headers)
 
