@@ -334,7 +334,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody has checked it, so it must not look like a header
+            return  # a trailer is not checked, so it must not look like a header
         headers = self.headers
         if len(headers) >= MAX_HEADERS:
             self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))

@@ -1,7 +1,7 @@
 """Parsers of requests that stay with HTTP/1.1 behind a head that offers another protocol (`Upgrade`).
 
 This server takes no such offer, and RFC 9110 then has the request answered as if there were none. httptools ends it with its
-head instead, and reads its body as the next request of the connection: whoever has a proxy send that head smuggles a request.
+head instead, and reads its body as the next request of the connection, which is a way to smuggle one past a proxy.
 Clients of the JDK make the offer with every request (Kludex/uvicorn#2722).
 """
 

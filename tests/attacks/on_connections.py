@@ -31,7 +31,7 @@ ATTEMPTS = (
         "L1",
         "N, T",
         "a tenant, a key or an id as a trailer, past a proxy that checks headers",
-        "trailers are read by nobody",
+        "trailers are not read",
         (f"{SMUGGLING}test_a_trailer_is_no_header",),
         "they are appended to the headers, as uvicorn has it",
         (Cut(CONNECTION, "if not self._in_head:\n            return", "if False:\n            return"),),
@@ -63,7 +63,7 @@ ATTEMPTS = (
         "100 clients that read nothing, as slowhttptest `-X` does",
         "others are answered, each connection ends after `frontend.slow_client_s`",
         (f"{SLOW}test_clients_that_read_nothing_are_ended_and_keep_nobody_from_an_answer",),
-        "whole answers, which wait for nobody, have no deadline",
+        "whole answers, which do not wait for the client, have no deadline",
         (
             Cut(CONNECTION, "self.full_since = self.loop.time()", "self.full_since = None"),
             Cut(CONNECTION, 'self.waits_since, self.owes = self.loop.time(), "end"  # a client that takes', "pass  #"),
