@@ -131,6 +131,6 @@ async def test_a_client_that_offers_another_protocol_is_answered_in_this_one() -
             await asyncio.sleep(0.01)
             writer.write(raw[-len(body) + 5 :])
             async with asyncio.timeout(5):
-                assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
+                assert b"[DONE]" in await reader.readuntil(b"\r\n0\r\n\r\n")
         assert len(server.ingress.jobs) == 3
         writer.close()
