@@ -138,6 +138,7 @@ class Router:
 
     def __enter__(self) -> Self:
         command = ["router", "--nats", self._deployment.nats_url(), "--policy", self._policy, "--log-level", "warning"]
+        command += ["--data-dir", str(self._deployment.data_dir)]  # where its login is
         command += ["--router-metrics-port", str(self._port), *self._arguments]
         self._part = _Part(command, self._deployment.data_dir / "router.log")
         self._part.until(self._ready, 30.0)

@@ -31,8 +31,9 @@ from headrace.tools.serve_bench.processes import processes_of, usage
 ENOUGH = "1000000000"
 LIMITS = ("rpm", "tpm", "concurrent", "tokens-per-day")
 INSTANT = ("--engine-arg", "timing=instant")
-WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles"), "access-log": ("--log-level", "info")}
-WITHOUT = {"access-log": ("--log-level", "info", "--no-access-log")}
+WITH = {"keys": ("--auth", "keys"), "logins": ("--nats-login", "roles"), "login": (), "access-log": ("--log-level", "info")}
+NO_LOGIN = ("--nats-login", "none")
+WITHOUT = {"logins": NO_LOGIN, "login": NO_LOGIN, "access-log": ("--log-level", "info", "--no-access-log")}
 
 
 class Side:

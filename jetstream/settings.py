@@ -16,13 +16,14 @@ class ServerSettings:
     monitoring_host: Annotated[str, Setting("Address of its HTTP monitoring port, which asks for no login.")] = "127.0.0.1"
     monitoring_port: Annotated[int, port_setting("Its HTTP monitoring port; 0 picks a free one.")] = 0
     login: Annotated[
-        Literal["none", "roles"],
+        Literal["none", "one", "roles"],
         Setting(
-            "Who may connect to the embedded NATS server: every process of the machine (none), or only those with a login of a "
-            "role, which has the permissions of that role and which `up` gives its parts (roles).",
+            "Who may connect to the embedded NATS server: whoever has the one login of the deployment, which lies in its data "
+            "folder and may do all (one); a login of each role, which may do what that role needs (roles); or every process of "
+            "the machine (none). `up` gives its parts theirs.",
             "--nats-login",
         ),
-    ] = "none"
+    ] = "one"
     tenants: Annotated[
         Sequence[str],
         Setting("Tenants that store jobs over NATS themselves: each gets a login of its own.", "--nats-tenants"),

@@ -135,7 +135,7 @@ def run_batch(client: openai.OpenAI, file: Path, lines: int, killer: Killer) -> 
 def run_submit(deployment: Deployment, file: Path, lines: int, killer: Killer, pause_s: float) -> None:
     """Run `headrace submit` on the file, killing it as well, and check its output. Its results are all in one file."""
     out = file.with_name("out.jsonl")
-    command = [sys.executable, "-m", "headrace", "submit", str(file), "--out", str(out), "--nats", deployment.nats_url()]
+    command = [sys.executable, "-m", "headrace", "submit", str(file), "--out", str(out), "--data-dir", str(deployment.data_dir)]
     started, next_s = 0, 0.0
     end = time.monotonic() + LONGEST_S
     while True:

@@ -52,14 +52,14 @@ def check_exposure(settings: Settings) -> None:
     if not is_loopback(host) and settings["server.login"] == "none" and not settings["frontend.insecure"]:
         raise SettingsError(
             f"server.host = {host!r} ({settings.source('server.host')}): the embedded NATS server asks for no login, and "
-            f"{host} can be reached from other machines: give --nats-login roles, --nats with a server that has "
+            f"{host} can be reached from other machines: give --nats-login one or roles, --nats with a server that has "
             "users, or --insecure to serve all who reach it"
         )
 
 
 def check_logins(settings: Settings) -> None:
     """Refuse workers that could read the requests of other pools: their login has their pool's name. Raises SettingsError."""
-    if settings["nats.url"] or settings["nats.context"] or settings["server.login"] == "none":
+    if settings["nats.url"] or settings["nats.context"] or settings["server.login"] != "roles":
         return
     pools = [(name, pool) for name, pool in every_pool(settings) if sum(worker_counts(pool).values())]
     for name, pool in pools if len(pools) > 1 else ():
@@ -68,7 +68,7 @@ def check_logins(settings: Settings) -> None:
             raise SettingsError(
                 f"{which}: only its engine {pool['worker.engine']!r} knows the name of its model, so that its "
                 "workers would need a login at NATS with which they read the requests of all pools: "
-                "give it a name (--served-name), or --nats-login none"
+                "give it a name (--served-name), or --nats-login one"
             )
 
 

@@ -47,7 +47,7 @@ class NatsPart:
         if not self._is_external:
             folder = Path(settings["data_dir"]).resolve() / "nats"
             self._server = EmbeddedServer(folder, server_settings(settings))
-        self.logins = ServerLogins(settings, folder, wanted=not self._is_external and settings["server.login"] == "roles")
+        self.logins = ServerLogins(settings, folder, kind="none" if self._is_external else settings["server.login"])
         self.worker_logins = WorkerLogins(self.logins, self._server, self._apply_logins)
         self._own_extra = self._server.settings.extra if self._server is not None else ""
         self._provisioner = Provisioner()
@@ -55,7 +55,7 @@ class NatsPart:
         self._mending = False
 
     async def start(self) -> None:
-        """Start the server and return once it takes connections and, where it asks for logins, has its streams.
+        """Start the server and return once it takes connections and, where its logins are of roles, has its streams.
 
         What was stored under the other kind of start is taken along. Raises StartFailed.
         """
@@ -63,22 +63,21 @@ class NatsPart:
         if server is None:
             return
         await asyncio.to_thread(self._bring_streams, server)
-        if self.logins.wanted:
-            self._apply_logins()
+        self._apply_logins()
         loop = asyncio.get_running_loop()
         try:
             await server.start_async()
         except (JetStreamError, OSError) as error:
             raise StartFailed(f"the NATS server does not start: {error}") from error
         self._state.started(loop.time())
-        if self.logins.wanted:
-            self.logins.write_contexts(server.url)
+        self.logins.write_contexts(server.url)
+        if self.logins.by_role:
             await self._provisioner.start(self.as_operator(self._settings))
 
     def _bring_streams(self, server: EmbeddedServer) -> None:
         from headrace.up.stored_streams import StoredStreams
 
-        StoredStreams(server.data_dir, self.logins.subjects.prefix).bring(logins=self.logins.wanted)
+        StoredStreams(server.data_dir, self.logins.subjects.prefix).bring(logins=self.logins.by_role)
 
     def _apply_logins(self) -> None:
         if self._server is not None:
@@ -170,7 +169,7 @@ class NatsPart:
         return {} if self._server is None else {"HEADRACE_NATS_URL": self._server.url}
 
     def as_operator(self, settings: Settings) -> Settings:
-        """Return settings that reach the server and log in as the operator, where it asks for logins."""
+        """Return settings that reach the server and log in as the operator, where it asks for a login."""
         values: dict[str, Any] = {"nats.url": (self._server.url,)} if self._server is not None else {}
         if self.logins.operator_context is not None:
             values["nats.context"] = self.logins.operator_context

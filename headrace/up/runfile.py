@@ -30,6 +30,7 @@ from headrace.errors import AlreadyRunning, StartFailed
 from headrace.private_files import make_private_folder
 
 LOGINS = Path("nats", "logins")  # in the data folder
+ONE_LOGIN = "deployment"  # where there are no roles
 _PORT = 4222  # of an address without one
 
 
@@ -51,10 +52,12 @@ class RunningDeployment:
         return bool(urls) and all(_address(url) in own for url in urls)
 
     def login(self, names: Iterable[str]) -> str | None:
-        """Return the context of the first of these logins that its own NATS server has; None where that asks for none."""
+        """Return the context of the first of these logins that its own NATS server has, or of its only one; None without any."""
         folder = self.path.parents[1] / LOGINS
         if self.nats_context is None or Path(self.nats_context).parent != folder:
             return None  # a context of the operator's, for a server of theirs
+        if Path(self.nats_context).stem == ONE_LOGIN:
+            return self.nats_context  # files of roles may be there too, of an earlier start
         found = (folder / f"{name}.json" for name in names)
         return next((str(path) for path in found if path.is_file()), None)
 

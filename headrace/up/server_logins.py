@@ -1,14 +1,16 @@
-"""Gives each part of `headrace up` a login of its own at the embedded NATS server, and the operator's to the commands.
+"""Gives the parts of `headrace up` their logins at the embedded NATS server: the one of the deployment, or those of roles.
 
 The seeds lie in `<data-dir>/nats/logins`, in a folder that only the user of the deployment can open.  A part gets the path of
-the context that names its seed, by an environment variable; nothing of it is in `ps`.  A worker gets one for each start
-(`headrace.up.worker_logins`); the login of all workers of its pool is for those that are started by hand.
+the context that names its seed, by an environment variable; nothing of it is in `ps`.  Where logins are of roles, commands have
+the operator's, and a worker gets one for each start (`headrace.up.worker_logins`); the login of all workers of its pool is for
+those that are started by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from headrace.config.build_settings import subjects, worker_settings
 from headrace.config.settings import Settings
@@ -17,7 +19,7 @@ from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import Subjects, pool_id, tenant_token
 from headrace.up.pools import every_pool
-from headrace.up.runfile import LOGINS
+from headrace.up.runfile import LOGINS, ONE_LOGIN
 
 VARIABLE = "HEADRACE_NATS_CONTEXT"
 WORKER = "worker"
@@ -28,12 +30,17 @@ FOR_PEOPLE = (Login("console"), Login("planner"), Login("worker"))  # of no part
 class ServerLogins:
     """The logins of one deployment, as far as its server asks for them."""
 
-    def __init__(self, settings: Settings, folder: Path, *, wanted: bool) -> None:
-        """`folder` is that of the embedded server, `wanted` whether it asks for logins."""
-        self.wanted = wanted
+    def __init__(self, settings: Settings, folder: Path, *, kind: Literal["none", "one", "roles"]) -> None:
+        """`folder` is that of the embedded server, `kind` which logins it asks for."""
+        self._kind = kind
         self._settings = settings
         self._folder = folder / LOGINS.name
         self._starts: set[Login] = set()
+
+    @property
+    def by_role(self) -> bool:
+        """True if each role has a login of its own."""
+        return self._kind == "roles"
 
     @property
     def subjects(self) -> Subjects:
@@ -42,14 +49,17 @@ class ServerLogins:
 
     def server_config(self) -> str:
         """Make the seeds that are missing and return what the server's configuration needs to know. Raises StartFailed."""
-        if not self.wanted:
+        if self._kind == "none":
             return ""
         from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys
+        from headrace.jetstream.logins.one_login import one_user_config
         from headrace.jetstream.topology import Topology
 
-        if not self._starts:
+        if self.by_role and not self._starts:
             self._remove_files(f"{WORKER}*.*")  # of a supervisor that was killed
         try:
+            if not self.by_role:
+                return one_user_config(self._folder, ONE_LOGIN)
             keys = make_keys(self._folder, {*self._logins(), *self._starts})
             return accounts_config(Topology(subjects(self._settings)), keys)
         except ConnectError as error:
@@ -57,10 +67,18 @@ class ServerLogins:
 
     def write_contexts(self, url: str) -> None:
         """Write the context of each login for a server that listens at `url`. Raises StartFailed."""
-        if not self.wanted:
-            return
-        for login in self._logins():
+        if self._kind == "one":
+            self._write_one(url)
+        for login in self._logins() if self.by_role else ():
             self.write_context(login, url)
+
+    def _write_one(self, url: str) -> None:
+        from headrace.jetstream.logins.one_login import write_one_context
+
+        try:
+            write_one_context(self._folder, ONE_LOGIN, url=url, tls=tls_files(self._settings))
+        except ConnectError as error:
+            raise StartFailed(str(error)) from None
 
     def write_context(self, login: Login, url: str) -> None:
         """Write the context of one login. Raises StartFailed."""
@@ -73,11 +91,13 @@ class ServerLogins:
 
     def add_start(self, name: str, env: Mapping[str, str]) -> Login | None:
         """Return a login for one start of a worker whose variables name that of its pool, None where there is none."""
+        if not self.by_role:
+            return None
         from headrace.broker.membership.worker_ids import worker_id
 
         stem = Path(env.get(VARIABLE, "")).stem
         pool = next((login for login in self._logins() if login.role == "worker" and login.name == stem), None)
-        if not self.wanted or pool is None:
+        if pool is None:
             return None
         login = Login("worker", pool.scope, worker_id(name))
         self._starts.add(login)
@@ -95,8 +115,8 @@ class ServerLogins:
 
     @property
     def operator_context(self) -> str | None:
-        """The context of the operator's login, None where the server asks for none."""
-        return self.context(OPERATOR) if self.wanted else None
+        """The context of the operator's login, or of the only one; None where the server asks for none."""
+        return self.context(OPERATOR) if self._kind != "none" else None
 
     def frontend(self) -> dict[str, str]:
         """Return the variables that give a frontend its login."""
@@ -112,13 +132,13 @@ class ServerLogins:
 
     def variables(self, login: Login) -> dict[str, str]:
         """Return the variables that give a part a login."""
-        return {VARIABLE: self.context(login)} if self.wanted else {}
+        return {VARIABLE: self.context(login)} if self._kind != "none" else {}
 
     def context(self, login: Login) -> str:
-        """Return the path of the context of a login."""
+        """Return the path of the context of a login, or of the only one."""
         from headrace.jetstream.logins.nkey_logins import CONTEXT
 
-        return str(self._folder / (login.name + CONTEXT))
+        return str(self._folder / ((login.name if self.by_role else ONE_LOGIN) + CONTEXT))
 
     def _logins(self) -> Iterable[Login]:
         pools = {worker_login(pool) for _, pool in every_pool(self._settings)}

@@ -1,7 +1,7 @@
-"""Takes the stored streams of a data folder along when its NATS server begins or ceases to ask for logins.
+"""Takes the stored streams of a data folder along when its NATS server begins or ceases to ask for logins of roles.
 
-nats-server keeps the streams of each account in a folder with the account's name: `$G` without logins, else that of
-`streams_account`.  While no server runs, another account has them once their folders lie there.  Only one account has streams
+nats-server keeps the streams of each account in a folder with the account's name: `$G` without logins and with the
+one of the deployment, else that of `streams_account`.  While no server runs, another account has them once their folders lie there.  Only one account has streams
 at a time: the server is not healthy while there is the folder of an account that it does not know.
 """
 
@@ -137,4 +137,4 @@ def _uses(pid: int, folder: Path) -> bool:
 
 
 def _flag(logins: bool) -> str:
-    return f"with --nats-login {'roles' if logins else 'none'}"
+    return f"with --nats-login {'roles' if logins else 'one'}"

@@ -41,7 +41,7 @@ def operator_config(topology: Topology, folder: Path, logins: Iterable[Login]) -
     operator, streams, parts = keys["operator"], keys["streams"], keys["parts"]
     for login in sorted(logins):
         claims = user_claims(permissions(topology, login))
-        token = parts.sign(user_key(folder, login), login.name, claims)
+        token = parts.sign(user_key(folder, login.name), login.name, claims)
         seed = (folder / (login.name + SEED)).read_text().strip()
         _write(folder / (login.name + CREDENTIALS), _credentials(token, seed))
     subjects = exported_subjects(topology)

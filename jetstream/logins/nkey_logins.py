@@ -72,9 +72,9 @@ def _pool_keys(folder: Path, login: Login) -> dict[str, str]:
     return {"headrace_pool_key": pool_key(root, login.scope)} if login.scope else {"headrace_pools_key": root}
 
 
-def user_key(folder: Path, login: Login) -> str:
-    """Return the public key of a login, whose seed is made if it is not there. Raises LoginFileUnusable."""
-    path = folder / (login.name + SEED)
+def user_key(folder: Path, name: str) -> str:
+    """Return the public key of a login by its name. Its seed is made if it is not there. Raises LoginFileUnusable."""
+    path = folder / (name + SEED)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -124,6 +124,11 @@ def write_context(
         **_pool_keys(folder, login),
         **(tls or {}),
     }
+    return write_private_context(path, context)
+
+
+def write_private_context(path: Path, context: Mapping[str, object]) -> Path:
+    """Write a context that only the user of the deployment can read, and return its path. Raises LoginFileUnusable."""
     fresh = path.with_suffix(".new")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -188,4 +193,4 @@ def _allow(what: str, subjects: Sequence[str]) -> list[str]:
 
 def make_keys(folder: Path, logins: Iterable[Login]) -> dict[Login, str]:
     """Return the public key of each login, after making the seeds that are not there. Raises LoginFileUnusable."""
-    return {login: user_key(folder, login) for login in sorted(logins)}
+    return {login: user_key(folder, login.name) for login in sorted(logins)}

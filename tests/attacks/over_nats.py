@@ -32,10 +32,18 @@ ATTEMPTS = (
         "C2",
         "P, L",
         "connects without a login",
-        "refused with `--nats-login roles`; **let in without it**, on loopback",
-        ("integration/headrace/test_up_logins.py::test_nobody_connects_without_a_login",),
-        "who has no login is taken for the operator",
+        "refused, unless `--nats-login none` was asked for",
         (
+            "integration/headrace/test_up_one_login.py::test_another_process_of_the_machine_hears_and_stores_nothing",
+            "integration/headrace/test_up_logins.py::test_nobody_connects_without_a_login",
+        ),
+        "the one login is not asked for, and with roles who has none is taken for the operator",
+        (
+            Cut(
+                "jetstream/logins/one_login.py",
+                'return f"authorization {{ users: [ {{ nkey: {user_key(folder, name)} }} ] }}\\n"',
+                'return f"# {user_key(folder, name)}\\n"',
+            ),
             Cut(
                 LOGINS,
                 '''return "\\n".join([*lines, "    ]", "  }", "}"]) + "\\n"''',

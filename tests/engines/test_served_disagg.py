@@ -46,7 +46,7 @@ def must_answer_like_vllm_alone(up: RunningUp, expected: list[list[int]], tokeni
 
 
 def headrace(up: RunningUp, *words: str) -> None:
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     command = [sys.executable, "-P", "-m", "headrace", *words]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 

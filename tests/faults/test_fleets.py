@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.broker.messages import WorkerMember
 from headrace.commands.operating.control import live_workers
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.support.sim_streams import client_of, in_threads, wrong_with
 from tests.support.up_process import RunningUp
@@ -45,7 +45,7 @@ def members(up: RunningUp) -> dict[str, list[WorkerMember]]:
 
     async def ask() -> dict[str, list[WorkerMember]]:
         names = Subjects()
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         found: dict[str, list[WorkerMember]] = {}
         async with await Connection.connect(options, subjects=names) as connection:
             for member in await live_workers(connection, names):

@@ -33,7 +33,7 @@ POISON = list(range(300, 340))
 
 def headrace(up: RunningUp, *words: str) -> str:
     """What a command says."""
-    command = [sys.executable, "-P", "-m", "headrace", *words, "--nats", up.state()["nats"]["url"]]
+    command = [sys.executable, "-P", "-m", "headrace", *words, "--data-dir", up.environment()["HEADRACE_DATA_DIR"]]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 

@@ -22,7 +22,7 @@ import pytest
 from headrace.broker.codec import encode, pack_u32
 from headrace.broker.messages import Generation
 from headrace.broker.messages.prefill import PrefillJob
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import QueueFull
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.integration.headrace.test_operator_commands import headrace
@@ -183,7 +183,7 @@ def test_a_full_prefill_queue_means_computing_here(start: Callable[..., RunningU
 async def _fill(up: RunningUp, pool: str) -> None:
     """Jobs of a decode worker that does not exist, until the queue takes no more."""
     now = time.time()
-    options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+    options = up.connect_options()
     async with await Connection.connect(options, subjects=SUBJECTS) as connection:
         payload = encode(Generation(token_ids=pack_u32([1, 2, 3])))
         with suppress(QueueFull):

@@ -61,7 +61,7 @@ def told(up: RunningUp) -> list[dict[str, Any]]:
 def explained(up: RunningUp, wanted: str) -> list[dict[str, Any]]:
     """What the router says of it, oldest decision first, as the command prints it for programs."""
     command = [sys.executable, "-P", "-m", "headrace", "router", "explain", wanted, "--json"]
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert said.returncode == 0, said.stderr
     (last,) = json.loads(said.stdout)

@@ -12,7 +12,7 @@ from headrace.broker.errors import WireError
 from headrace.broker.messages import LoadReport, WorkerMember
 from headrace.broker.messages.prefill import PrefillTaken
 from headrace.commands.operating.control import live_workers
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 from tests.support.up_process import RunningUp
@@ -26,7 +26,7 @@ def workers(up: RunningUp) -> dict[str, WorkerMember]:
     """Ready workers by name."""
 
     async def ask() -> dict[str, WorkerMember]:
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         async with await Connection.connect(options, subjects=SUBJECTS) as connection:
             return {m.worker.rpartition("-")[0]: m for m in await live_workers(connection, SUBJECTS) if not m.draining}
 
@@ -45,7 +45,7 @@ def once_taken(up: RunningUp, ask: Callable[[], Asked]) -> Taken[Asked]:
     """Ask, and wait until the prompt is being computed: a busy machine may take its time until then."""
 
     async def until_taken() -> Taken[Asked]:
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         async with await Connection.connect(options, subjects=SUBJECTS) as connection, asyncio.timeout(30):
             members = {member.worker: member for member in await live_workers(connection, SUBJECTS)}
             taken: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
@@ -57,6 +57,7 @@ def once_taken(up: RunningUp, ask: Callable[[], Asked]) -> Taken[Asked]:
                         taken.set_result((told.worker, message.subject.rpartition(".")[2]))
 
             await connection.subscribe(f"{SUBJECTS.prefix}.ctl.*", on_control)
+            await connection.subscribe(f"{SUBJECTS.prefix}.peer.*.*", on_control)  # where workers log in
             await connection.barrier()
             asking = ask()
             prefill, decoding = await taken
@@ -70,7 +71,7 @@ def blocks_used(up: RunningUp) -> dict[str, int]:
 
     async def ask() -> dict[str, int]:
         found: dict[str, int] = {}
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         async with await Connection.connect(options, subjects=SUBJECTS) as connection:
             live = await live_workers(connection, SUBJECTS)
 

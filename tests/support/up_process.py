@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headrace.jetstream.context import ConnectOptions
+
 START_S = 90.0
 
 
@@ -40,6 +42,15 @@ class RunningUp:
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(self.run_file.read_text())
         return state
+
+    def connect_options(self) -> ConnectOptions:
+        """How an operator of the deployment reaches its NATS server."""
+        nats = self.state()["nats"]
+        return ConnectOptions.from_context(nats["context"]) if nats["context"] else ConnectOptions(servers=(nats["url"],))
+
+    def environment(self) -> dict[str, str]:
+        """The variable with which a command finds the deployment from another folder."""
+        return {"HEADRACE_DATA_DIR": str(self.run_file.parents[1])}
 
     def until(self, what: str, met: Callable[[], bool], timeout_s: float = START_S) -> None:
         deadline = time.monotonic() + timeout_s

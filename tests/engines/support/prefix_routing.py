@@ -57,7 +57,7 @@ def ask(up: RunningUp, number: int, turn: int) -> Placed:
 
 def explained(up: RunningUp, request: str) -> str:
     """What `headrace router explain` prints."""
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     command = [sys.executable, "-P", "-m", "headrace", "router", "explain", request]
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
 

@@ -44,7 +44,7 @@ class UpScene(Scene):
 
     async def settled(self, timeout_s: float = 60.0) -> None:
         """Nothing in flight, queued, held or left behind."""
-        options = ConnectOptions(servers=(self.up.state()["nats"]["url"],))
+        options = self.up.connect_options()
         async with await Connection.connect(options, subjects=NAMES) as self.connection:
             await self.at_rest(timeout_s)
 

@@ -21,7 +21,7 @@ def test_a_drain_that_is_waited_for_returns_when_the_worker_has_left(tmp_path: P
         up.until("the worker serves", lambda: bool(up.events("worker.ready")))
         done = subprocess.run(
             [sys.executable, "-P", "-m", "headrace", "worker", "drain", "worker-1", "--wait"],
-            env={**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]},
+            env={**os.environ, **up.environment()},
             capture_output=True,
             text=True,
             timeout=120,

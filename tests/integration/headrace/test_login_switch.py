@@ -22,7 +22,7 @@ pytestmark = pytest.mark.deployment
 
 TIMEOUT_S = 60.0
 LARGE = b"{}\n" * 100_000
-WITH, WITHOUT = ("--nats-login", "roles"), ("--nats-login", "none")
+WITH, WITHOUT, ONE = ("--nats-login", "roles"), ("--nats-login", "none"), ()
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def test_keys_files_answers_and_results_are_kept_when_logins_are_turned_on_and_o
         with connect(options=data_folder) as hr:
             body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
             result = hr.ask(body, id="one", priority="std", timeout_s=TIMEOUT_S).text
-    for flags in (WITH, WITHOUT):
+    for flags, moved in ((ONE, []), (WITH, [True]), (ONE, [False]), (WITHOUT, [])):
         with started(tmp_path, *flags) as up:
-            assert [event["logins"] for event in up.events("nats.streams_moved")] == [flags == WITH]
+            assert [event["logins"] for event in up.events("nats.streams_moved")] == moved
             with client(up, "another") as stranger, pytest.raises(AuthenticationError):
                 answer_to(stranger, "Let me in.")
             with client(up, key) as openai:

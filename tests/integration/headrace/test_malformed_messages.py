@@ -14,7 +14,7 @@ import pytest
 
 from headrace.broker.codec import encode, pack_u32
 from headrace.broker.messages import Cancel, Generation, Parsing, Pooling, PoolingInput, Record, Sampling
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from tests.support import poison
@@ -88,7 +88,7 @@ class Target:
 
 
 async def on_target(running: RunningUp, work: Callable[[Target], Any]) -> Any:
-    options = ConnectOptions(servers=(running.state()["nats"]["url"],))
+    options = running.connect_options()
     async with await Connection.connect(options, subjects=NAMES) as connection:
         names: dict[str, str] = {}
         for entry in await connection.bucket(NAMES.bucket("members")).entries():

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from headrace.commands.operating.control import live_workers
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
@@ -147,7 +147,7 @@ def test_a_second_signal_kills_at_once(start: Callable[..., RunningUp]) -> None:
 def test_a_drained_worker_is_not_started_again(start: Callable[..., RunningUp]) -> None:
     up = start("--workers", "2")
     up.until_ready()
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     drain = [sys.executable, "-P", "-m", "headrace", "worker", "drain"]
 
     def drained() -> bool:
@@ -193,7 +193,7 @@ def test_parts_started_one_by_one_find_each_other_through_one_server(start: Call
 
 
 def _headrace(up: RunningUp, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     command = [sys.executable, "-P", "-m", "headrace", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -203,7 +203,7 @@ def _roles(up: RunningUp) -> dict[str, str]:
 
     async def ask() -> dict[str, str]:
         names = Subjects()
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         async with await Connection.connect(options, subjects=names) as connection:
             live = await live_workers(connection, names)
         return {member.worker.rpartition("-")[0]: member.role for member in live if not member.draining}

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.commands.operating.control import live_workers
 from headrace.errors import EXIT_CONFIGURATION
-from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import holders
@@ -33,7 +33,7 @@ def models_of_workers(up: RunningUp) -> dict[str, str]:
 
     async def ask() -> dict[str, str]:
         names = Subjects()
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        options = up.connect_options()
         async with await Connection.connect(options, subjects=names) as connection:
             return {one.worker.rpartition("-")[0]: one.model for one in await live_workers(connection, names)}
 
@@ -43,7 +43,7 @@ def models_of_workers(up: RunningUp) -> dict[str, str]:
 def join(up: RunningUp, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run a worker beside the deployment."""
     command = [sys.executable, "-P", "-m", "headrace", "worker", "--nats", up.state()["nats"]["url"], *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # where the example engine is
+    environment = {**os.environ, **up.environment(), "PYTHONPATH": str(ROOT)}  # where the example engine is
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
 
 

@@ -25,7 +25,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 
 def headrace(up: RunningUp, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    environment = {**os.environ, **up.environment()}
     command = [sys.executable, "-P", "-m", "headrace", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

@@ -59,7 +59,7 @@ TABLES = "summary,pools,workers,queues,streams,routers,prefixes,letters,batches,
 
 
 def test_it_shows_the_deployment_and_changes_nothing_without_the_key(tmp_path: Path) -> None:
-    with deployed(tmp_path, "--routers", "1") as (up, address, key):
+    with deployed(tmp_path, "--routers", "1", "--nats-login", "none") as (up, address, key):
         assert up.state()["console"]["url"] == f"{address}/console"
         assert key not in up.log_file.read_text()
         assert key not in up.run_file.read_text()
@@ -146,6 +146,7 @@ def test_beside_a_deployment_it_finds_server_and_frontend_by_its_run_file(tmp_pa
             assert found is not None, (tmp_path / "console.log").read_text()
             address, key = found.groups()
             up.until("the console", lambda: answers(address))
+            assert httpx.get(f"{address}/console/api/requests").status_code == 401, "where NATS asks for logins, it does so too"
             headers = {"x-console-key": key}
             access = httpx.get(f"{address}/console/api/access", headers=headers).json()
             assert (access["admin"], access["kills"], access["frontend"]) == (True, False, up.state()["url"])

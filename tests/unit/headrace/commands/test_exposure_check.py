@@ -29,7 +29,9 @@ def test_the_embedded_nats_server_is_not_opened_by_keys_for_http() -> None:
         check_exposure(load("up", flags=open_nats))
     check_exposure(load("up", flags={**open_nats, "frontend.insecure": True}))
     check_exposure(load("up", flags={**open_nats, "nats.url": "nats://broker:4222"}))
-    check_exposure(load("up", flags={**open_nats, "server.login": "roles"}))
+    for kind in ("one", "roles"):
+        check_exposure(load("up", flags={**open_nats, "server.login": kind}))
+    check_exposure(load("up", flags={"server.host": "0.0.0.0"}))  # it asks for one unless told otherwise
 
 
 OTHER = {"up.pools": ['other={"engine": "sim"}']}
@@ -37,16 +39,23 @@ OTHER = {"up.pools": ['other={"engine": "sim"}']}
 
 def test_workers_that_would_need_a_login_of_all_pools_are_refused_beside_others() -> None:
     own: dict[str, object] = {"worker.engine": "mine:Engine", "server.login": "roles"}
-    with pytest.raises(SettingsError, match=r"first pool: only its engine 'mine:Engine' .*--served-name.*--nats-login none"):
+    with pytest.raises(SettingsError, match=r"first pool: only its engine 'mine:Engine' .*--served-name.*--nats-login one"):
         check_logins(load("up", flags={**own, **OTHER}))
     check_logins(load("up", flags=own))  # there is no other pool
     check_logins(load("up", flags={**own, **OTHER, "up.workers": "0"}))
 
 
 @pytest.mark.parametrize(
-    "enough", [{"worker.served_name": "m"}, {"worker.model": "m"}, {"server.login": "none"}, {"nats.url": "nats://broker:4222"}]
+    "enough",
+    [
+        {"worker.served_name": "m"},
+        {"worker.model": "m"},
+        {"server.login": "none"},
+        {"server.login": "one"},
+        {"nats.url": "nats://broker:4222"},
+    ],
 )
-def test_a_name_for_their_model_is_enough_and_a_server_without_logins_of_up_needs_none(enough: dict[str, object]) -> None:
+def test_a_name_for_their_model_is_enough_and_a_server_of_up_without_logins_of_roles_needs_none(enough: dict[str, object]) -> None:
     check_logins(load("up", flags={"worker.engine": "mine:Engine", "server.login": "roles", **OTHER, **enough}))
 
 

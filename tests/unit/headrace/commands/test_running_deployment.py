@@ -99,6 +99,17 @@ def test_a_command_with_a_login_of_its_own_has_that_and_the_operators_where_ther
     assert located_settings(status(), logins=wanted)["nats.context"] == str(folder / "operator.json")
 
 
+def test_where_there_is_one_login_every_command_and_part_has_it_and_none_that_an_earlier_start_left() -> None:
+    folder = asks_for_logins("console", "worker", "deployment")
+    run_file = folder.parents[1] / "run" / "up.json"
+    run_file.write_text(run_file.read_text().replace("operator.json", "deployment.json"))
+    one = str(folder / "deployment.json")
+    for given in ((), ("--nats", "localhost:1")):
+        assert located_settings(status(*given), logins=("console", "operator"))["nats.context"] == one
+    assert part_settings(worker(nats__url="nats://127.0.0.1:1"), ("worker",))["nats.context"] == one
+    assert part_settings(worker(nats__url="nats://127.0.0.1:2"), ("worker",))["nats.context"] is None
+
+
 def worker(**flags: object) -> Settings:
     return load("worker", flags={"worker.engine": "sim", **{name.replace("__", "."): value for name, value in flags.items()}})
 

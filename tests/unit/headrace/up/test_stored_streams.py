@@ -97,7 +97,7 @@ def test_two_sets_of_streams_are_not_put_together_and_the_error_says_what_to_do(
     said = str(failed.value)
     assert "HR_JOB" in said
     assert all(str(account(tmp_path, name).parent) in said for name in ("$G", "HR"))
-    assert f"--nats-login {'none' if logins else 'roles'}" in said
+    assert f"--nats-login {'one' if logins else 'roles'}" in said
     assert failed.value.exit_code == EXIT_CONFIGURATION
     assert stored(tmp_path, "$G") == set(OWN)
 
@@ -115,7 +115,7 @@ def test_an_old_set_that_the_last_start_did_not_use_either_is_left_with_a_warnin
 def test_a_folder_that_cannot_be_written_is_an_error_that_says_how_to_go_on(tmp_path: Path) -> None:
     store(tmp_path, "$G", *OWN)
     account(tmp_path, "HR").parent.write_text("a file in the place of a folder")
-    with pytest.raises(StreamsNotMoved, match="--nats-login none to go on as before"):
+    with pytest.raises(StreamsNotMoved, match="--nats-login one to go on as before"):
         streams(tmp_path).bring(logins=True)
     assert stored(tmp_path, "$G") == set(OWN)
 
