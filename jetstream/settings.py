@@ -18,9 +18,9 @@ class ServerSettings:
     login: Annotated[
         Literal["none", "one", "roles"],
         Setting(
-            "Who may connect to the embedded NATS server: whoever has the one login of the deployment, which lies in its data "
-            "folder and may do all (one); a login of each role, which may do what that role needs (roles); or every process of "
-            "the machine (none). `up` gives its parts theirs.",
+            "Who may connect to the embedded NATS server: those with the one login of the deployment, which lies in its data "
+            "folder and may do all (one); those with the login of a role, which may do what that role needs (roles); or every "
+            "process of the machine (none). `up` gives its parts theirs.",
             "--nats-login",
         ),
     ] = "one"

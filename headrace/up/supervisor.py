@@ -316,7 +316,7 @@ class Supervisor:
         """Say that a worker has to join where none that answers requests is started here."""
         if any(worker.serves for worker in self._parts.workers):
             return
-        address = f" --nats {self._nats.url}" if self._nats.url else ""
+        address = f" --nats {self._nats.url} --data-dir {self._data_dir}" if self._nats.url else ""  # its login is there
         _log.info(
             "up.no_workers",
             meaning="none that answers requests is started here; the deployment is ready when one has joined",

@@ -145,7 +145,9 @@ def test_a_planner_that_only_advises_starts_and_drains_nothing(tmp_path: Path) -
         assert planner.desired()["supply"] == {"aggregated": 2}
         assert workers(up) == 2
         assert not planner.events("planner.acted")
-        assert any("deployment.json" in str(event) for event in planner.events("settings.loaded")), "the login of the deployment"
+        assert any("deployment.json" in str(event) for event in planner.events("settings.loaded")), (
+            "the login of the deployment"
+        )
     finally:
         if planner is not None:
             planner.stop()

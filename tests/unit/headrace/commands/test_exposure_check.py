@@ -55,7 +55,9 @@ def test_workers_that_would_need_a_login_of_all_pools_are_refused_beside_others(
         {"nats.url": "nats://broker:4222"},
     ],
 )
-def test_a_name_for_their_model_is_enough_and_a_server_of_up_without_logins_of_roles_needs_none(enough: dict[str, object]) -> None:
+def test_a_name_for_their_model_is_enough_and_a_server_of_up_without_logins_of_roles_needs_none(
+    enough: dict[str, object],
+) -> None:
     check_logins(load("up", flags={"worker.engine": "mine:Engine", "server.login": "roles", **OTHER, **enough}))
 
 
