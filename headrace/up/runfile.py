@@ -52,7 +52,7 @@ class RunningDeployment:
         return bool(urls) and all(_address(url) in own for url in urls)
 
     def login(self, names: Iterable[str]) -> str | None:
-        """Return the context of the first of these logins that its own NATS server has, or of its only one; None without any."""
+        """Return the context of the first of these logins that its own NATS server has, or of its only one, if any."""
         folder = self.path.parents[1] / LOGINS
         if self.nats_context is None or Path(self.nats_context).parent != folder:
             return None  # a context of the operator's, for a server of theirs
