@@ -1,8 +1,8 @@
 """Takes the stored streams of a data folder along when its NATS server begins or ceases to ask for logins of roles.
 
-nats-server keeps the streams of each account in a folder with the account's name: `$G` without logins and with the
-one of the deployment, else that of `streams_account`.  While no server runs, another account has them once their folders lie there.  Only one account has streams
-at a time: the server is not healthy while there is the folder of an account that it does not know.
+nats-server keeps the streams of each account in a folder with the account's name: `$G` without logins and with the one of the
+deployment, else that of `streams_account`.  While no server runs, another account has them once their folders lie there.  Only
+one account has streams at a time: the server is not healthy while there is the folder of an account that it does not know.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_another_process_of_the_machine_hears_and_stores_nothing(up: RunningUp) 
 async def test_neither_no_login_nor_another_ones_is_let_in_and_the_error_says_where_it_lies(
     up: RunningUp, tmp_path: Path
 ) -> None:
-    with pytest.raises(AccessDenied, match="asks for a login .*<data-dir>/nats/logins"):
+    with pytest.raises(AccessDenied, match=r"asks for a login .*<data-dir>/nats/logins"):
         await Connection.connect(ConnectOptions(servers=(url_of(up),)), subjects=Subjects())
     other = tmp_path / "other.nk"
     other.write_text(new_seed())
