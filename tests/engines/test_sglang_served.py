@@ -22,6 +22,7 @@ from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS
 from tests.engines.support.killed_streams import GUIDED, KINDS, PENALIZED, SLOTS, Requests, lives, must_go_on, undisturbed
 from tests.engines.support.prefix_routing import must_follow_the_cache
 from tests.engines.support.sglang_args import ARGS, needs_sglang
+from tests.engines.support.sglang_processes import scheduler_of
 from tests.faults.test_workers_come_and_go import holders
 from tests.support.up_process import RunningUp
 
@@ -73,13 +74,6 @@ def test_sglangs_own_metrics_are_among_those_of_each_worker(two: RunningUp) -> N
         assert values["sglang:prompt_tokens_total"] > 0, "it has computed prompts"
         assert values["sglang:num_running_reqs"] == 0
         assert "headrace_worker_ready 1.0" in told
-
-
-def scheduler_of(worker: int) -> int:
-    """The process of SGLang's in which a worker's model computes."""
-    found = [pid for pid in descendants(worker) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(found) == 1, found
-    return found[0]
 
 
 def kill_engine(worker: int) -> list[int]:

@@ -1,11 +1,12 @@
 """Prefill and decode on two real SGLang engines under `headrace up --mode disagg`, over NIXL: the tokens of one engine alone,
-and a side that is killed in the middle.
+and a side that is killed, or stands still, in the middle.
 
-The tests run in their order: the last two kill workers.
+The tests run in their order: the last three take workers away.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -20,7 +21,9 @@ import pytest
 from tests.engine_contract.life import descendants
 from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS
 from tests.engines.support.killed_streams import lives
+from tests.engines.support.prefix_routing import PREFIX_BLOCKS, ask
 from tests.engines.support.sglang_args import ARGS, needs_sglang
+from tests.engines.support.sglang_processes import scheduler_of
 from tests.support.handovers import failures, no_block_is_kept, once_taken, workers
 from tests.support.listening_sockets import LOOPBACK, listening
 from tests.support.listening_sockets import descendants as all_of_them
@@ -75,6 +78,20 @@ def test_prompts_computed_elsewhere_give_the_tokens_of_one_engine_alone(
             assert answer.usage.completion_tokens == len(tokens)
     assert handed_over(apart) == ["prefill-1"] * len(QUESTIONS)
     assert failures(apart) == []
+    no_block_is_kept(apart, 2)
+
+
+def test_the_decode_engine_keeps_what_it_was_handed_for_the_next_prompt(apart: RunningUp) -> None:
+    """SGLang's decode engines cache nothing unless they are told to; the router knows what this one has by its events."""
+    before, turns = len(handed_over(apart)), itertools.count(2)
+    first = ask(apart, 0, turn=1)
+    assert first.known[first.worker] == 0
+    assert len(handed_over(apart)) == before + 1
+
+    def kept() -> int:
+        return ask(apart, 0, turn=next(turns)).known[first.worker]
+
+    apart.until("the blocks of the beginning are known", lambda: kept() == PREFIX_BLOCKS)
     no_block_is_kept(apart, 2)
 
 
@@ -166,3 +183,21 @@ def test_the_stream_of_a_killed_decode_worker_goes_on_when_it_is_replaced(apart:
     must_be_gone(processes)
     assert handed_over(apart)[len(before) :] == ["prefill-1"] * 2, "prompt, and prompt with what was emitted"
     no_block_is_kept(apart, 2, PAGES_BACK_S)
+
+
+@pytest.mark.fault
+@pytest.mark.long_engine  # an engine starts again
+def test_a_prefill_engine_that_stands_still_costs_time_only(apart: RunningUp, undisturbed: str) -> None:
+    """It lives and sends nothing, until its worker has seen no step for too long, and ends it."""
+    apart.until("both are there", lambda: len(workers(apart)) == 2, START_S)
+    before = len(failures(apart))
+    taken = once_taken(apart, lambda: Stream(apart, "prefill stands still"))
+    pid = taken.prefill.pid
+    processes = [pid, *descendants(pid)]
+    os.kill(scheduler_of(pid), signal.SIGSTOP)
+    assert taken.asking.pieces == 0, "the prompt is computed faster than this test strikes"
+    assert taken.asking.whole() == undisturbed
+    must_be_gone(processes)
+    assert failures(apart)[before:] in (["peer_lost"], ["peer_failed"], ["transfer_failed"], ["transfer_timeout"])
+    no_block_is_kept(apart, 1, PAGES_BACK_S)
+    apart.until("the ended worker is replaced", lambda: len(workers(apart)) == 2, START_S)
