@@ -21,6 +21,7 @@ from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, KilledContract, descendants
 from tests.engine_contract.operations import GeneratingOperationsContract
 from tests.engine_contract.options import OptionsContract
+from tests.engine_contract.sampling import SamplingContract
 from tests.engine_contract.subject import Means, Subject, started
 from tests.engines.conftest import ARGS, Bench
 from tests.engines.test_vllm_adapters import write_adapter
@@ -98,7 +99,9 @@ class TestPlain(GeneratingContract, OptionsContract, CachingContract, Generating
         return plain
 
 
-class TestEverything(GeneratingContract, OptionsContract, CachingContract, GeneratingOperationsContract, HealthContract):
+class TestEverything(
+    GeneratingContract, SamplingContract, OptionsContract, CachingContract, GeneratingOperationsContract, HealthContract
+):
     """An engine with all that the bundled model can have."""
 
     @pytest.fixture
