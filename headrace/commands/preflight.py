@@ -58,8 +58,17 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_logins(settings: Settings) -> None:
-    """Refuse workers that could read the requests of other pools: their login has their pool's name. Raises SettingsError."""
-    if settings["nats.url"] or settings["nats.context"] or settings["server.login"] != "roles":
+    """Refuse tenants that would get no login, and workers whose login would let them read the requests of other pools.
+
+    The login of a worker has the name of its pool. Raises SettingsError.
+    """
+    own_server = not settings["nats.url"] and not settings["nats.context"]
+    if settings["server.tenants"] and not (own_server and settings["server.login"] == "roles"):
+        raise SettingsError(
+            f"server.tenants = {list(settings['server.tenants'])!r} ({settings.source('server.tenants')}): only the embedded "
+            "NATS server gives tenants a login of their own, and only with --nats-login roles"
+        )
+    if not own_server or settings["server.login"] != "roles":
         return
     pools = [(name, pool) for name, pool in every_pool(settings) if sum(worker_counts(pool).values())]
     for name, pool in pools if len(pools) > 1 else ():

@@ -63,3 +63,11 @@ def test_a_name_for_their_model_is_enough_and_a_server_of_up_without_logins_of_r
 
 def test_loopback_needs_nothing() -> None:
     check_exposure(load("up"))
+
+
+@pytest.mark.parametrize("without", [{}, {"server.login": "none"}, {"server.login": "roles", "nats.url": "nats://broker:4222"}])
+def test_tenants_are_not_left_without_the_logins_that_were_asked_for(without: dict[str, object]) -> None:
+    asked = {"server.tenants": ["acme"]}
+    with pytest.raises(SettingsError, match=r"server\.tenants = \['acme'\].*--nats-login roles"):
+        check_logins(load("up", flags={**asked, **without}))
+    check_logins(load("up", flags={**asked, "server.login": "roles"}))
