@@ -28,7 +28,7 @@ from headrace.frontend.errors import (
 )
 from headrace.frontend.http.body_budget import BodyBudget, BodyShare
 from headrace.frontend.http.loop_budget import LoopBudget
-from headrace.frontend.http.parsers import body_parser, new_parser
+from headrace.frontend.http.parsers import body_parser, new_parser, take_host_of_target
 from headrace.frontend.settings import FrontendSettings
 
 # uvicorn would log a line per malformed request, with which clients could fill the log. The metric counts them instead.
@@ -353,6 +353,8 @@ class ClientConnection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 self._stop(MethodNotAllowed("this server is no proxy"))
             self._body_parser = body_parser(self)
+        if not self.url.startswith(b"/"):
+            take_host_of_target(self.url, self.headers)
         self._in_head = False
         self.waits_since = None
         self._idle = 0

@@ -49,6 +49,20 @@ def body_parser(listener: Listener) -> httptools.HttpRequestParser | None:
     return parser
 
 
+def take_host_of_target(url: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Put the host of an absolute target (`GET http://host/path`) in place of that in `Host`, which RFC 9112 has ignored then.
+
+    Otherwise a proxy that goes by the target and this server would take the request for one to different hosts.
+    Raises httptools.HttpParserError for a target that is no URL.
+    """
+    target = httptools.parse_url(url)
+    if target.host is None:
+        return
+    host = b"[%b]" % target.host if b":" in target.host else target.host
+    authority = host if target.port is None else b"%b:%d" % (host, target.port)
+    headers[:] = [(name, authority if name == b"host" else value) for name, value in headers]
+
+
 class _BehindHead:
     """A listener's callbacks, without those of the head that tells a parser how the body is framed."""
 

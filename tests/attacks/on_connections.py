@@ -37,6 +37,15 @@ ATTEMPTS = (
         (Cut(CONNECTION, "if not self._in_head:\n            return", "if False:\n            return"),),
     ),
     Attempt(
+        "L1",
+        "N, W",
+        "`GET http://evil.example/…` with the `Host` of this server, which a proxy and this server read differently",
+        "403: the host of the target counts",
+        ("integration/frontend/test_robust_http.py::test_the_host_of_an_absolute_target_counts_and_not_that_of_the_header",),
+        "the header counts",
+        (Cut(CONNECTION, "take_host_of_target(self.url, self.headers)", "pass"),),
+    ),
+    Attempt(
         "H7",
         "N",
         "a trailer, or the extension of a chunk, without an end",

@@ -209,6 +209,16 @@ async def test_what_rfc_9112_forbids_and_a_foreign_name_get_no_answer(raw: bytes
         await server.alive()
 
 
+async def test_the_host_of_an_absolute_target_counts_and_not_that_of_the_header() -> None:
+    async with running() as server:
+        foreign = b"GET http://rebound.evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        assert status(await server.send(foreign)) == 403
+        own = b"GET http://localhost:8000/v1/models HTTP/1.1\r\nhost: rebound.evil.example\r\nconnection: close\r\n\r\n"
+        assert status(await server.send(own)) == 200
+        assert status(await server.send(own.replace(b"host: rebound.evil.example\r\n", b""))) == 400
+        await server.alive()
+
+
 async def test_every_answer_tells_browsers_what_not_to_do_with_it() -> None:
     body = json.dumps(chat(stream=True)).encode()
     streamed = request(f"content-length: {len(body)}", body=body)

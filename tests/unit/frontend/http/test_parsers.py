@@ -7,7 +7,7 @@ from typing import Any
 import httptools
 import pytest
 
-from headrace.frontend.http.parsers import body_parser
+from headrace.frontend.http.parsers import body_parser, take_host_of_target
 
 BEHIND = b"GET /next HTTP/1.1\r\nhost: b\r\n\r\n"
 
@@ -69,3 +69,19 @@ def test_without_a_body_there_is_no_such_parser(headers: tuple[tuple[bytes, byte
 def test_a_body_of_two_lengths_is_refused(headers: tuple[tuple[bytes, bytes], ...]) -> None:
     with pytest.raises(httptools.HttpParserError):
         body_parser(Heard(*headers))
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        (b"http://a/x", b"a"),
+        (b"http://a:81/x?y", b"a:81"),
+        (b"http://[::1]:81/x", b"[::1]:81"),
+        (b"https://user@a/x", b"a"),
+        (b"*", b"b"),
+    ],
+)
+def test_the_host_of_a_target_takes_the_place_of_the_header(target: bytes, host: bytes) -> None:
+    headers = [(b"accept", b"b"), (b"host", b"b")]
+    take_host_of_target(target, headers)
+    assert headers == [(b"accept", b"b"), (b"host", host)]
