@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 MOST_SEEN = 20_000  # events or steps of one pool between two looks
 STEP_EVERY_S = 0.5  # of each worker, at most
-ROUTED_AT_ONCE = 500
+ROUTED_AT_ONCE = 1_000
 BATCHES_EVERY_S = 30.0
 
 _batch = msgspec.json.Decoder(BatchRecord)
@@ -212,21 +212,26 @@ class DeploymentWatch:
         read_up_to = self._routed.get(queue, self._listens_from)
         if last is None or last <= read_up_to:
             return
+        records: list[RequestSight] = []
         try:
-            read = await self._nats.subject_messages(
-                self._names.stream("ROUTE"), self._names.route(queue), limit=ROUTED_AT_ONCE, start_seq=read_up_to + 1
-            )
+            while len(records) < MOST_SEEN:
+                read = await self._nats.subject_messages(
+                    self._names.stream("ROUTE"), self._names.route(queue), limit=ROUTED_AT_ONCE, start_seq=read_up_to + 1
+                )
+                for message in read:
+                    self._routed[queue] = read_up_to = message.seq
+                    with contextlib.suppress(WireError):
+                        one = decode(Routed, message.data)
+                        records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
+                        if one.attempt == 1:
+                            heard.outcomes.waited(one.id, one.waited_s)
+                if len(read) < ROUTED_AT_ONCE:
+                    break
+            else:
+                log.warning("planner.placements_left_out", pool=queue, read=len(records), after=read_up_to, up_to=last)
+                self._routed[queue] = last
         except JetStreamError as error:
             log.warning("planner.placements_unreadable", error=str(error))
-            return
-        records = []
-        for message in read:
-            self._routed[queue] = message.seq
-            with contextlib.suppress(WireError):
-                one = decode(Routed, message.data)
-                records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
-                if one.attempt == 1:
-                    heard.outcomes.waited(one.id, one.waited_s)
         if records:
             heard.requests = records
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.broker.batches.record import BatchRecord, LineCounts
 from headrace.broker.codec import encode
@@ -16,6 +17,7 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.planner import deployment_watch
 from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
 
 POOL = "m-00000001"
@@ -109,6 +111,39 @@ async def test_the_first_placement_record_of_an_empty_stream_is_read(
     await record(connection, subjects, "second")
     assert await waits(watch) == [30.0]
     assert await waits(watch) == [], "each is read once"
+
+
+async def records(connection: Connection, subjects: Subjects, number: int) -> None:
+    """Store so many records of placements, each after a wait of 30 s."""
+    before = (await connection.stream_state(subjects.stream("ROUTE"))).last_seq
+    for n in range(number):
+        connection.send(subjects.route(POOL), encode(Routed(at=1.0, id=f"r{n}", worker="w1", tokens=100, waited_s=30.0)))
+    async with asyncio.timeout(20):
+        while (await connection.stream_state(subjects.stream("ROUTE"))).last_seq < before + number:
+            await asyncio.sleep(0.02)
+
+
+async def test_all_records_since_the_last_look_are_read_however_many(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch
+) -> None:
+    await join(connection, subjects, "w1")
+    await records(connection, subjects, 2_500)
+    assert len(await waits(watch)) == 2_500
+    assert await waits(watch) == []
+
+
+async def test_records_beyond_what_a_look_reads_are_left_out_and_told(
+    connection: Connection, subjects: Subjects, watch: DeploymentWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_watch, "MOST_SEEN", 1_000)
+    await join(connection, subjects, "w1")
+    await records(connection, subjects, 2_500)
+    with capture_logs() as logs:
+        assert len(await waits(watch)) == 1_000
+    [told] = [line for line in logs if line["event"] == "planner.placements_left_out"]
+    assert (told["pool"], told["read"], told["up_to"] - told["after"]) == (POOL, 1_000, 1_500)
+    await records(connection, subjects, 1)
+    assert len(await waits(watch)) == 1, "the next look begins behind what was left out"
 
 
 async def test_records_of_a_queue_that_is_seen_late_are_read_from_the_start_of_the_watch(
