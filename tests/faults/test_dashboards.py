@@ -44,6 +44,8 @@ NOTHING_HAPPENED = {
     "Pull loops begun anew",
     "Where prompts are computed",
     "Parts of a remote prefill, p90",
+    "Output tokens by tenant",  # tenants are counted where API keys are in force
+    "Refused by a quota, by tenant",
 }
 
 
