@@ -228,8 +228,9 @@ class DeploymentWatch:
                 if len(read) < ROUTED_AT_ONCE:
                     break
             else:
-                log.warning("planner.placements_left_out", pool=queue, read=len(records), after=read_up_to, up_to=last)
-                self._routed[queue] = last
+                if last > read_up_to:  # what has been stored since the end was asked for is left to the next look
+                    log.warning("planner.placements_left_out", pool=queue, read=len(records), after=read_up_to, up_to=last)
+                    self._routed[queue] = last
         except JetStreamError as error:
             log.warning("planner.placements_unreadable", error=str(error))
         if records:

@@ -71,3 +71,8 @@ def test_only_the_damaged_files_are_set_aside_and_named(tmp_path: Path) -> None:
     assert {name for name, file in files.items() if file.exists()} == {"WORK/one", "REQ/one"}
     assert files["WORK/two"].with_name("o.dat.damaged").exists()
     assert set_damaged_aside(tmp_path) == ()
+
+
+def test_a_file_that_cannot_be_read_is_left_to_the_server(tmp_path: Path) -> None:
+    (tmp_path / "jetstream" / "$G" / "streams" / "WORK" / "obs" / "one" / "o.dat").mkdir(parents=True)
+    assert set_damaged_aside(tmp_path) == ()

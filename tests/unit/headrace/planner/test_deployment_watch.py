@@ -144,6 +144,11 @@ async def test_records_beyond_what_a_look_reads_are_left_out_and_told(
     assert (told["pool"], told["read"], told["up_to"] - told["after"]) == (POOL, 1_000, 1_500)
     await records(connection, subjects, 1)
     assert len(await waits(watch)) == 1, "the next look begins behind what was left out"
+    await records(connection, subjects, 1_000)
+    with capture_logs() as logs:
+        assert len(await waits(watch)) == 1_000
+        assert await waits(watch) == []
+    assert not [line for line in logs if line["event"] == "planner.placements_left_out"], "there were no more"
 
 
 async def test_records_of_a_queue_that_is_seen_late_are_read_from_the_start_of_the_watch(
