@@ -13,11 +13,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.workers.health.process_guard import set_parent_death_signal
 
 _HEADRACE = str(Path(sys.executable).with_name("headrace"))
 _POLL_S = 0.1
@@ -29,7 +32,7 @@ class NotStarted(SystemExit):
 
 
 class _Part:
-    """A `headrace` command whose output goes to a file."""
+    """A `headrace` command whose output goes to a file. It ends with this process, however that ends (on Linux)."""
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.log = log
@@ -39,6 +42,7 @@ class _Part:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),  # noqa: PLW1509 -- one thread
                 env={**os.environ, **(env or {})},
             )
 
