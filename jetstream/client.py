@@ -49,6 +49,16 @@ REMIND_S = 10.0
 __all__ = ["ConnectOptions", "Connection"]
 
 
+class _Server:
+    """Asks the server and the steward, at the inbox of which no other process hears; implements `core.api.Caller`."""
+
+    def __init__(self, mux: Mux) -> None:
+        self._mux = mux
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        return (await self._mux.request(subject, data, timeout_s=timeout_s)).data
+
+
 class Connection:
     """A connection that reconnects without limit. Open it with `Connection.connect`; use it as an async context manager."""
 
@@ -58,8 +68,9 @@ class Connection:
         self._core = core
         inbox = f"{options.inbox}.{NUID().next().decode()}"
         self._inbox = inbox
-        self._mux = Mux(core, inbox, api_prefix=options.js_api)
-        self.api = JsApi(self, prefix=options.js_api, steward=options.steward or "", asked=options.asked)
+        shown = f"{options.inbox}.{NUID().next().decode()}"
+        self._mux = Mux(core, inbox, shown=shown, api_prefix=options.js_api)
+        self.api = JsApi(_Server(self._mux), prefix=options.js_api, steward=options.steward or "", asked=options.asked)
         self.reader = Reader(core, self.api, inbox)
         self._connected_since_s = 0.0
         self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -214,7 +225,7 @@ class Connection:
         self._core.send_now(wire.pub(subject, data, reply))
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        return (await self._mux.request(subject, data, timeout_s=timeout_s)).data
+        return (await self._mux.request(subject, data, timeout_s=timeout_s, shown=True)).data
 
     async def subscribe(self, subject: str, on_message: Callable[[Message], None], *, queue: str = "") -> CoreSubscription:
         sent_to = SubjectPattern(subject)

@@ -8,11 +8,11 @@ absent, and compare-and-set refers to the marker's sequence.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable
 from datetime import datetime
 
 from headrace.jetstream.core import wire
-from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
 from headrace.jetstream.ports import Change, Entry, KeyState, StoredMessage
@@ -24,7 +24,6 @@ WRITE_TIMEOUT_S = 2.0
 
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*\Z")
 _PATTERN = re.compile(r"(([A-Za-z0-9_=/-]+|\*)\.)*([A-Za-z0-9_=/-]+|\*|>)\Z")
-_ids = NUID()
 
 
 class KvBucket:
@@ -100,7 +99,7 @@ class KvBucket:
                 subject,
                 value,
                 headers=headers,
-                msg_id=_ids.next().decode(),
+                msg_id=secrets.token_hex(16),  # the server counts ids for all writers: one that can be guessed is taken
                 ttl_s=ttl_s,
                 expect_last_subject_seq=revision,
                 timeout_s=WRITE_TIMEOUT_S,

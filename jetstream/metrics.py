@@ -16,5 +16,8 @@ CALLBACK_ERRORS = Counter("headrace_jetstream_callback_errors_total", "Message c
 PULL_RESETS = Counter("headrace_jetstream_pull_resets_total", "Pull loops that started over", ["reason"])
 FOLLOW_RESTARTS = Counter("headrace_jetstream_follow_restarts_total", "Times a follow made its consumer anew", ["reason"])
 WATCH_LISTINGS = Counter("headrace_jetstream_watch_listings_total", "Listings that watches made")
+OTHERS_REMOVED = Counter(
+    "headrace_jetstream_others_removed_total", "Writes to a watched bucket that removed the messages of all other keys"
+)
 TROUBLE = Gauge("headrace_jetstream_unusable", "1 while the server is connected but lacks streams, room or JetStream")
 LEASE_LAPSES = Counter("headrace_jetstream_lease_lapses_total", "Leases of this process that lapsed")

@@ -202,6 +202,10 @@ class BucketWatch:
             self._break()
 
     def _on_revision(self, key: str, data: bytes, revision: int, fields: dict[str, str]) -> None:
+        if fields.get(wire.ROLLUP) == "all" and self._listed is None:
+            # No part writes so, and the server cannot be told to refuse it. The key is one that the writer may write.
+            metrics.OTHERS_REMOVED.inc()
+            log.warning("bucket.others_removed", stream=self._stream, key=key)
         if self._listed is not None:
             self._listed.add(key)
         reason = fields.get(wire.MARKER_REASON)

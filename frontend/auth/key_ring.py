@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class KeyRing:
-    """A dict of callers by hash. A look-up hashes the text once: how long it takes says nothing about any key.
+    """A dict of callers by hash. A look-up hashes the text once, and never compares it: its time says nothing about any key.
 
     `quotas` are those of the keys and their tenants. Keys are in force as soon as one was given or stored, and stay so when the
     last one is revoked or expires: its record stays.
@@ -53,10 +53,11 @@ class KeyRing:
 
     def find(self, text: bytes) -> Caller | None:
         """Return the caller of a key, None if it is unknown, revoked or expired."""
+        now = self._wall()  # for unknown keys, too: what is done is the same for each that is not valid
         caller = self._callers.get(digest_of(text))
         if caller is None and self.tokens is not None and text.count(b".") == 2:
             return self.tokens.find(text)
-        return caller if caller is not None and caller.until > self._wall() else None
+        return caller if caller is not None and caller.until > now else None
 
     def apply(self, change: Change) -> None:
         """Take a change of the store. A key that cannot be read is no key."""

@@ -1,13 +1,17 @@
-"""Sends requests and stream publishes and matches their answers, over one inbox.
+"""Sends requests and stream publishes and matches their answers, over two inboxes.
 
-Answers arrive at `<inbox>.a.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no
-task and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
+Answers of the server arrive at `<inbox>.a.<number>` and are matched to a future by that number.  A call costs a future and a
+timer, but no task and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
+
+A process that is asked sees where its answer goes, and may publish there.  So such questions show an inbox of their own, with
+64 random bits for each: who was asked knows the place of no other answer, and of none that the server gives.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Sequence
 from itertools import count
 
 import msgspec
@@ -34,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 0.25
+
+_SHOWN = b"q"  # begins the numbers of calls that another process sees; those of the others are digits
 
 
 class ServerReply(msgspec.Struct, frozen=True):
@@ -90,7 +96,8 @@ class _Disconnected(JetStreamError):
 class Mux:
     """Multiplexes the calls of one connection that expect one answer each."""
 
-    def __init__(self, core: CoreClient, inbox: str, *, api_prefix: str = api.API) -> None:
+    def __init__(self, core: CoreClient, inbox: str, *, shown: str = "", api_prefix: str = api.API) -> None:
+        """`shown`: the inbox that other processes see, which tells nothing of `inbox`."""
         self._core = core
         self._api_prefix = api_prefix
         self._loop = asyncio.get_running_loop()
@@ -103,6 +110,8 @@ class Mux:
         self._traces_denied = False
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
+        self._shown = f"{shown or inbox}.q."
+        core.tap(f"{self._shown}*", self._on_shown_answer)
 
     # Events of the connection:
 
@@ -125,7 +134,7 @@ class Mux:
         """Fail the calls of a permission violation that the server has reported."""
         error = AccessDenied(f"the NATS server denies it: {text}")
         quoted = text.partition('"')[2].partition('"')[0]
-        if quoted.startswith(self._prefix.lower()):
+        if quoted.startswith((self._prefix.lower(), self._shown.lower())):
             self._denied = text
         for call in self._calls.values():
             if call.subject.lower() == quoted or self._denied:
@@ -134,20 +143,32 @@ class Mux:
                 call.fail(_TraceDenied(text))
 
     def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
-        call = self._calls.get(subject[self._skip :])
+        self._answer(subject[self._skip :], data, headers)
+
+    def _on_shown_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self._answer(_SHOWN + subject[len(self._shown) :], data, headers)
+
+    def _answer(self, number: bytes, data: bytes, headers: bytes | None) -> None:
+        call = self._calls.get(number)
         if call is not None and call.future is not None and not call.future.done():
             call.future.set_result(ServerReply(data, wire.status_of(headers) if headers else 0, headers))
 
     # Calls:
 
-    def _open(self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None) -> tuple[bytes, _Call]:
+    def _open(
+        self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None, shown: bool = False
+    ) -> tuple[bytes, _Call]:
         size = len(data) + (len(header) if header else 0)
         if size > self._core.max_payload:
             raise PayloadTooLarge(
                 f"a message of {size} bytes to {subject} is over the server's limit of {self._core.max_payload}"
             )
-        number = b"%d" % next(self._numbers)
-        reply = self._prefix + number.decode()
+        if shown:
+            token = secrets.token_hex(8)
+            number, reply = _SHOWN + token.encode(), self._shown + token
+        else:
+            number = b"%d" % next(self._numbers)
+            reply = self._prefix + number.decode()
         cmd = wire.pub(subject, data, reply) if header is None else wire.hpub(subject, data, header, reply)
         call = _Call(subject, cmd, repeatable=repeatable)
         self._calls[number] = call
@@ -158,14 +179,15 @@ class Mux:
         if call.timer is not None:
             call.timer.cancel()
 
-    async def request(
-        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> ServerReply:
-        """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
+    async def request(self, subject: str, data: bytes, *, timeout_s: float, shown: bool = False) -> ServerReply:
+        """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected, AccessDenied.
+
+        `shown`: another process than the server sees it.
+        """
         if not self._core.up:
             raise NotConnected(f"not connected, {subject} was not asked")
         loop = self._loop
-        number, call = self._open(subject, data, wire.encode_headers(headers) if headers else None, repeatable=None)
+        number, call = self._open(subject, data, None, repeatable=None, shown=shown)
         call.future = loop.create_future()
         call.timer = loop.call_later(timeout_s, call.expire)
         try:

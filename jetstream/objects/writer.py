@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -16,7 +17,6 @@ from types import TracebackType
 import msgspec
 
 from headrace.jetstream.core import wire
-from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, ObjectError, RequestTimeout
 from headrace.jetstream.objects.layout import (
@@ -38,8 +38,6 @@ ABANDON_TIMEOUT_S = 2.0
 CHUNKS_OUTLIVE_S = 2.0
 LONGEST_PAUSE_S = 900.0  # between two chunks, or the last one and the commit: well below what a sweep waits
 
-_ids = NUID()
-
 
 class ChunkWriter:
     """An object that is being written. Up to 16 chunks of 128 KiB wait for their acks."""
@@ -56,7 +54,7 @@ class ChunkWriter:
         self._session = session
         self._subjects = subjects
         self._name = name
-        self._nuid = _ids.next().decode()
+        self._nuid = secrets.token_hex(16)  # from which the ids of its chunks are made, and no other writer may know those
         self._replace = replace
         self._headers = {NAME_HEADER: encode_name(name)}
         self._loop = asyncio.get_running_loop()
@@ -179,7 +177,7 @@ async def write_description(session: ServerSession, subjects: ObjectSubjects, in
         subjects.description(info.name),
         msgspec.json.encode(info),
         headers={wire.ROLLUP: "sub"},
-        msg_id=_ids.next().decode(),
+        msg_id=secrets.token_hex(16),
         ttl_s=ttl_s,
         timeout_s=WRITE_TIMEOUT_S,
     )

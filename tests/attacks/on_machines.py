@@ -194,12 +194,27 @@ ATTEMPTS = (
     ),
     Attempt(
         "keys",
+        "N",
+        "measures how long a wrong key takes: with a known id, revoked, expired, right up to its last letter",
+        "the same steps for each: one hash, one look-up, and no comparison of texts",
+        ("unit/frontend/auth/test_key_ring.py::test_a_look_up_takes_the_same_steps_for_each_text_and_never_compares_it",),
+        "keys are compared one after the other",
+        (
+            Cut(
+                "frontend/auth/key_ring.py",
+                "self._callers.get(digest_of(text))",
+                "next((found for digest, found in self._callers.items() if digest == digest_of(text)), None)",
+            ),
+        ),
+    ),
+    Attempt(
+        "keys",
         "T",
         "an expired key, and the old secret of a rotated one",
         "401 from that second on",
         ("unit/frontend/auth/test_key_ring.py::test_an_expired_key_and_an_old_secret_end_in_time",),
         "the time is not compared",
-        (Cut(RING, "return caller if caller is not None and caller.until > self._wall() else None", "return caller"),),
+        (Cut(RING, "return caller if caller is not None and caller.until > now else None", "return caller"),),
     ),
     Attempt(
         "keys",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.attacks import by_messages, on_connections, on_machines, over_http, over_nats, with_models
+from tests.attacks import by_answers, by_messages, on_connections, on_machines, over_http, over_nats, with_models
 from tests.attacks.attempt import Attempt
 
 _WORDS = ("web", "keys", "quotas", "NATS", "TLS", "tenancy", "input")  # of attempts that belong to no finding of the audit
@@ -18,7 +18,7 @@ ALL: tuple[Attempt, ...] = tuple(
     sorted(
         (
             attempt
-            for one in (over_http, on_connections, by_messages, over_nats, with_models, on_machines)
+            for one in (over_http, on_connections, by_messages, over_nats, by_answers, with_models, on_machines)
             for attempt in one.ATTEMPTS
         ),
         key=_order,

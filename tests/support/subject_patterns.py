@@ -20,6 +20,8 @@ STREAM_CALLS = (
     "STREAM.SNAPSHOT",
     "STREAM.RESTORE",
     "STREAM.PEER.REMOVE",
+    "STREAM.PEER.EVACUATE",
+    "STREAM.CANCEL_MOVE",
     "STREAM.LEADER.STEPDOWN",
     "CONSUMER.NAMES",
     "CONSUMER.LIST",
@@ -33,9 +35,24 @@ CONSUMER_CALLS = (
     "CONSUMER.INFO",
     "CONSUMER.MSG.NEXT",
     "CONSUMER.PAUSE",
+    "CONSUMER.RESET",
+    "CONSUMER.UNPIN",
+    "CONSUMER.PEER.REMOVE",
+    "CONSUMER.PEER.EVACUATE",
     "CONSUMER.LEADER.STEPDOWN",
 )
-PLAIN_CALLS = ("INFO", "STREAM.NAMES", "STREAM.LIST", "ACCOUNT.PURGE.x", "META.LEADER.STEPDOWN", "SERVER.REMOVE")
+PLAIN_CALLS = (
+    "INFO",
+    "STREAM.NAMES",
+    "STREAM.LIST",
+    "ACCOUNT.PURGE.x",
+    "ACCOUNT.STREAM.MOVE.x.x",
+    "ACCOUNT.STREAM.CANCEL_MOVE.x.x",
+    "META.LEADER.STEPDOWN",
+    "META.RESCUE",
+    "SERVER.REMOVE",
+    "SERVER.EVACUATE",
+)
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -83,6 +100,7 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.dlq(pool),
         s.out("i1"),
         s.events(pool),
+        s.refused(pool),
         s.judge("i1"),
         s.hops("i1"),
         s.spoken_by(pool, "w1").out("i1"),
@@ -96,6 +114,7 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.cancel_jobs(),
         s.find(pool),
         s.audit(),
+        s.audit_record(tenant),
         f"{s.prefix}.unheard.of",
         "other.deployment",
     ]

@@ -9,6 +9,7 @@ so that readers see the gap, and a reset follows.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Collection, Mapping
 
 import structlog
@@ -52,8 +53,8 @@ class KvPublisher:
         self._messaging = messaging
         self._subject = subjects.kv(pool, worker)
         self._worker = worker
+        self._ids = secrets.token_hex(8)  # the server counts ids for all workers: one that can be guessed is taken
         self._rank = str(rank_of(worker) or 0)
-        self._epoch = epoch
         self._inventory = inventory
         self._timing = timing or Timing()
         self._outbox = Outbox(worker=worker, epoch=epoch)
@@ -146,7 +147,7 @@ class KvPublisher:
 
     async def _store(self, message: Sealed, lease_held: Callable[[], bool]) -> bool:
         """Publish a message until it is stored. Returns False if the server can never store it."""
-        msg_id = f"{self._worker}.{self._epoch:x}.{message.n}"
+        msg_id = f"{self._ids}.{message.n}"
         while True:
             if not lease_held():
                 self._wake.clear()

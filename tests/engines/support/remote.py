@@ -188,7 +188,7 @@ def send(writer: asyncio.StreamWriter, message: Any) -> None:
 
 async def receive(reader: asyncio.StreamReader) -> Any:
     length = int.from_bytes(await reader.readexactly(4), "big")
-    return pickle.loads(await reader.readexactly(length))
+    return pickle.loads(await reader.readexactly(length))  # noqa: S301  # of a process that the test has started
 
 
 async def serve(path: str, engine_name: str) -> None:

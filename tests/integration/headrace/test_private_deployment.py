@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -33,6 +35,14 @@ def prompted(model: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def started(folder: Path, part: str, *flags: str) -> subprocess.Popen[bytes]:
+    """Start another part in the folder of a deployment, which logs into a file of its name."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    with (folder / f"{part}.log").open("wb") as log:
+        command = [sys.executable, "-P", "-m", "headrace", part, *flags]
+        return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL, stderr=log)
+
+
 def ask_in_every_api(url: str) -> None:
     headers = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
     for path, body in prompted("sim").items():
@@ -48,19 +58,29 @@ def ask_in_every_api(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("nixl") is None, reason="KV blocks move over NIXL")
 def test_parts_that_hand_blocks_over_listen_on_loopback_only(tmp_path: Path) -> None:
-    """NATS and its monitoring, HTTP, probes and metrics, and what NIXL and UCX open to move blocks: each listening socket."""
+    """NATS and its monitoring, HTTP, probes and metrics, and what NIXL and UCX open to move blocks: each listening socket.
+
+    Of `headrace planner` beside the deployment, too.
+    """
     flags = ["--mode", "disagg", "--nats-login", "roles", "--frontends", "2", "--routers", "1"]
     up = RunningUp(tmp_path, *flags, "--metrics-port", "0", "--router-metrics-port", "0", "--console", "--console-port", "0")
+    planner = None
     try:
         up.until_ready()
         assert up.chat()
         up.until("the console", lambda: b"<html" in urllib.request.urlopen(up.state()["console"]["url"], timeout=5).read())
-        state, pids = up.state(), descendants(set(up.pids()))
+        planner = started(tmp_path, "planner", "--planner-port", "0")
+        up.until("the planner", lambda: "planner.listening" in (tmp_path / "planner.log").read_text())
+        state, pids = up.state(), descendants({*up.pids(), planner.pid})
         parts = [*state["frontends"], *state["routers"], *state["workers"], state["console"], state["nats"]]
         assert len(parts) >= 7
         assert {part["pid"] for part in parts} <= pids, "each part is looked at"
+        assert listening({planner.pid}) == LOOPBACK
         assert listening(pids) == LOOPBACK
     finally:
+        if planner is not None:
+            planner.kill()
+            planner.wait()
         up.stop()
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import nats
 import pytest
 
 from headrace.broker.errors import ResponseUnknown
 from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.embedded_server import EmbeddedServer, find_binary
 from headrace.jetstream.errors import TopologyError
 from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys, write_context
 from headrace.jetstream.logins.permissions import PARTS_API, permissions
@@ -20,7 +22,16 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from tests.support.subject_patterns import allowed, api_calls, core_subjects, inboxes_of_all, stored_subjects
+from tests.support.subject_patterns import (
+    CONSUMER_CALLS,
+    PLAIN_CALLS,
+    STREAM_CALLS,
+    allowed,
+    api_calls,
+    core_subjects,
+    inboxes_of_all,
+    stored_subjects,
+)
 
 TOPOLOGY = Topology(Subjects("hr"))
 OWN, OTHER = "pool-a", "pool-b"
@@ -80,6 +91,17 @@ async def test_the_server_refuses_a_role_what_is_not_in_its_lists(guarded: tuple
         assert refused == expected
 
 
+def test_every_call_that_this_server_knows_is_tried() -> None:
+    """The subjects that it listens on stand in its program, each with the beginning of some other text behind it."""
+    program = find_binary().read_bytes()
+    found = {one.decode() for one in re.findall(rb"\$JS\.API\.([A-Z_]+(?:\.[A-Z_]+)*)", program)}
+    known = [call.removesuffix(".x").removesuffix(".x") for call in (*STREAM_CALLS, *CONSUMER_CALLS, *PLAIN_CALLS)]
+    roots = {call.rpartition(".")[0] for call in known} | {"DIRECT"}
+    unknown = {call for call in found if len(call) > 2 and call not in roots and not call.startswith(tuple(known))}
+    assert unknown == set()
+    assert {call for call in known if not any(one.startswith(call) for one in found)} == set(), "the server has no such call"
+
+
 async def test_nobody_hears_more_by_a_wildcard(guarded: tuple[EmbeddedServer, Path]) -> None:
     _, folder = guarded
     for login in LOGINS:
@@ -127,3 +149,26 @@ async def test_an_ingress_may_make_room_in_the_stores_of_answers_and_records(
         with pytest.raises(ResponseUnknown):
             await store.get("resp_0", "acme")
         assert 1 <= len(await index.list("chat", "acme")) < 6
+
+
+@pytest.mark.parametrize("responses", [False, True])
+async def test_response_permissions_would_let_a_login_write_anywhere(tmp_path: Path, responses: bool) -> None:
+    """Which is why no login has them: it names the subject as the reply of a message to itself, and may then publish there."""
+    lists = 'publish: { allow: ["mine"] }, subscribe: { allow: ["mine"] }' + (", allow_responses: true" if responses else "")
+    users = f"{{ user: a, password: a, permissions: {{ {lists} }} }}, {{ user: b, password: b }}"
+    with EmbeddedServer(tmp_path, ServerSettings(extra=f"authorization {{ users: [ {users} ] }}\n")) as server:
+        limited = await nats.connect(server.url, user="a", password="a")
+        other = await nats.connect(server.url, user="b", password="b")
+        try:
+            heard = await other.subscribe("theirs")
+            await limited.subscribe("mine")
+            await other.flush()
+            await limited.publish("mine", b"", reply="theirs")
+            await limited.flush()
+            await limited.publish("theirs", b"written")
+            await limited.flush()
+            await other.publish("theirs", b"last")
+            assert (await heard.next_msg(5.0)).data == (b"written" if responses else b"last")
+        finally:
+            await limited.close()
+            await other.close()

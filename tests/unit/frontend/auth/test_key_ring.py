@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from headrace.broker.codec import encode
 from headrace.broker.keys.key_texts import digest_of, new_key_text
@@ -79,3 +84,48 @@ def test_a_record_that_cannot_be_read_is_no_key_and_hurts_no_other() -> None:
     caller = ring.find(NEW.encode())
     assert caller is not None
     assert (caller.tenant, caller.until) == ("acme", math.inf)
+
+
+class Unseen(bytes):
+    """The text of a key that may be hashed by its bytes, and be neither compared nor looked up."""
+
+    def _seen(self, *_args: Any) -> Any:
+        raise AssertionError("the text of a key was compared, or looked up as it is")
+
+    __eq__ = __ne__ = __lt__ = __gt__ = __contains__ = __getitem__ = startswith = _seen
+    __hash__ = _seen  # type: ignore[assignment]
+
+
+def steps_of(work: Callable[[], object]) -> list[str]:
+    """Return the name of each function that is called, in Python or below it."""
+    steps: list[str] = []
+
+    def note(frame: Any, event: str, function: Any) -> None:
+        if event in ("call", "c_call"):
+            steps.append(frame.f_code.co_name if event == "call" else function.__name__)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return steps[1:-1]  # without the call of `work` and of `setprofile`
+
+
+@pytest.mark.parametrize("given", [("operators-key",), ()])
+def test_a_look_up_takes_the_same_steps_for_each_text_and_never_compares_it(given: tuple[str, ...]) -> None:
+    """So its time tells neither how much of a key is right, nor whether its id is known, expired or revoked."""
+    secret = NEW[:-1] + ("A" if NEW[-1] != "A" else "B")
+    refused = [b"hr_sk_zzzzzzzz_" + NEW[15:].encode(), secret.encode(), NEW[:20].encode(), b"x", b"operators-kez", b""]
+    rings = [KeyRing(FrontendSettings(api_key=given), wall=Clock()) for _ in range(4)]
+    for ring, kept in zip(rings, ({}, {"expires": NOW - 1}, {"revoked": NOW - 1}, {"expires": NOW + 1}), strict=True):
+        for _ in range(3):
+            ring.apply(stored((OLD, 0.0), (NEW, 0.0), **kept))
+    found = {tuple(steps_of(lambda ring=ring, text=text: ring.find(text))) for ring in rings for text in refused}  # type: ignore[misc]
+    whole = NEW.encode()
+    found |= {tuple(steps_of(lambda ring=ring: ring.find(whole))) for ring in rings[1:3]}  # type: ignore[misc]
+    assert len(found) == 1, found
+    assert sum("sha256" in step for step in found.pop()) == 1
+    assert [ring.find(Unseen(NEW.encode())) is not None for ring in rings] == [True, False, False, True]
+    assert rings[0].find(Unseen(secret.encode())) is None
+    assert (rings[0].find(Unseen(b"operators-key")) is not None) == bool(given)

@@ -28,10 +28,10 @@ class Core:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.answers: dict[int, dict[str, Any]] = {}
-        self._on_answer: Callable[..., None] | None = None
+        self._taps: dict[str, Callable[..., None]] = {}
 
-    def tap(self, _subject: str, callback: Callable[..., None]) -> None:
-        self._on_answer = callback
+    def tap(self, subject: str, callback: Callable[..., None]) -> None:
+        self._taps[subject.removesuffix("*")] = callback
 
     def send_now(self, cmd: bytes) -> bool:
         self.sent.append(cmd)
@@ -42,8 +42,12 @@ class Core:
         return True
 
     def _tell(self, reply: bytes, data: bytes) -> None:
-        assert self._on_answer is not None
-        self._on_answer(reply, b"", data, None)
+        (told,) = [callback for prefix, callback in self._taps.items() if reply.startswith(prefix.encode())]
+        told(reply, b"", data, None)
+
+    def forge(self, reply: str) -> None:
+        """Send an answer as another process would."""
+        self._tell(reply.encode(), b"forged")
 
 
 async def published(core: Core, headers: dict[str, str], *, timeout_s: float = 5.0, break_first: bool = False) -> PubAck:
@@ -78,3 +82,20 @@ async def test_a_refusal_says_that_nothing_is_stored_unless_a_copy_was_on_its_wa
     broken.answers = dict.fromkeys(range(2, 50), NO_LEADER)
     with pytest.raises(PublishUnknown):
         await published(broken, ID, timeout_s=0.2, break_first=True)
+
+
+async def test_questions_to_other_processes_are_answered_where_only_the_asked_one_knows_and_the_server_elsewhere() -> None:
+    core = Core()
+    mux = Mux(core, "inbox", shown="other")  # type: ignore[arg-type]
+    asking = [asyncio.ensure_future(mux.request("a.b", b"", timeout_s=30.0, shown=shown)) for shown in (True, True, False)]
+    await asyncio.sleep(0)
+    one, two, server = (cmd.split()[2].decode() for cmd in core.sent)
+    assert one.startswith("other.q.")
+    assert server == "inbox.a.1"
+    for guess in ("other.q.1", "other.q.q1", f"inbox.a.q{two.rpartition('.')[2][:-1]}", f"{one}0", one.replace("q.", "q.q")):
+        core.forge(guess)
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in asking)
+    for reply, each in zip((one, two, server), asking, strict=True):
+        core.forge(reply)
+        assert (await each).data == b"forged"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from headrace.jetstream.logins.permissions import PARTS_API, permissions
@@ -210,3 +212,20 @@ def test_every_stream_is_written_by_a_part_and_none_by_nobody() -> None:
             if any(overlap(pattern, subject) for pattern in published(login) for subject in spec.subjects)
         }
         assert bool(writers) == (spec.name not in OPERATORS_ONLY), (spec.name, writers)
+
+
+def test_a_subject_of_every_kind_is_tried() -> None:
+    """One that is added to the subjects of a deployment must be tried by each role, too."""
+    names = TOPOLOGY.subjects
+    some = {"request_class": "std", "window": 1, "kind": "tokens", "to_ingress": "hr.out.i1"}
+    tried = {(one.split(".")[1], one.count(".")) for one in core_subjects(TOPOLOGY, OWN, "acme")}
+    missing = set()
+    for name, method in inspect.getmembers(names, inspect.ismethod):
+        signature = inspect.signature(method, eval_str=True)
+        if name.startswith("_") or signature.return_annotation is not str:
+            continue
+        made = method(*(some.get(one, "x1") for one in signature.parameters))
+        if made.startswith("hr.") and not {"*", ">"} & set(made.split(".")):
+            missing |= {name} if (made.split(".")[1], made.count(".")) not in tried else set()
+    assert missing == set()
+    assert len(tried) > 20
