@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from headrace.broker.errors import ResponseNotStored, ResponseUnknown
 from headrace.broker.ingress.record_index import RecordIndex
-from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
+from headrace.broker.ingress.response_store import TENANT, ResponseStore, StoredResponse, StoreLimits
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import RequestTimeout
+from headrace.jetstream.ports import StoredMessage
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -128,6 +130,53 @@ async def test_the_task_in_the_background_makes_room_before_anybody_waits_for_it
                 await asyncio.sleep(0.05)
     finally:
         running.cancel()
+
+
+@pytest.mark.parametrize(("filled", "stored"), [(0.90, True), (0.96, False)])
+async def test_no_answer_hangs_while_a_frontend_that_started_beside_a_full_store_still_reads_whose_answers_there_are(
+    connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch, filled: float, stored: bool
+) -> None:
+    await ensure_topology(connection, replace(Topology(subjects), stored_bytes=BYTES))
+    await fill(connection, subjects, "large", int(filled * BYTES))
+    reading, go_on, read = asyncio.Event(), asyncio.Event(), connection.subject_messages
+
+    async def read_slowly(*args: Any, **options: Any) -> list[StoredMessage]:
+        reading.set()
+        await go_on.wait()
+        return await read(*args, **options)
+
+    monkeypatch.setattr(connection, "subject_messages", read_slowly)
+    store = ResponseStore(connection, subjects, StoreLimits(write_timeout_s=0.5))
+    running = asyncio.create_task(store.room.run())
+    try:
+        await asyncio.wait_for(reading.wait(), 30)
+        refused = contextlib.nullcontext() if stored else pytest.raises(ResponseNotStored, match="not stored within")
+        async with asyncio.timeout(30):
+            with refused:
+                await put_small(store, "while it reads")
+            go_on.set()
+            while not running.done():
+                with contextlib.suppress(ResponseNotStored):  # the read may take longer than one answer waits
+                    await put_small(store, "later")
+                    break
+        assert (await store.get("later", "small")).answer
+    finally:
+        running.cancel()
+
+
+async def fill(connection: Connection, subjects: Subjects, tenant: str, size: int) -> None:
+    """Store answers of a tenant up to so many bytes of the stream, as a server would have them, without making room."""
+    objects, number = connection.objects(subjects.bucket("responses")), 0
+    stream = f"OBJ_{subjects.bucket('responses')}"
+    while (await connection.stream_state(stream)).bytes < size:
+        async with objects.writer(f"resp_{tenant}_{number}", ttl_s=600) as writer:
+            await writer.write(os.urandom(ONE // 4))
+            await writer.commit(metadata={TENANT: tenant})
+        number += 1
+
+
+async def put_small(store: ResponseStore, name: str) -> None:
+    await store.put(StoredResponse(id=name, tenant="small", answer=os.urandom(1000)))
 
 
 async def test_a_deletion_that_fails_leaves_its_answer_counted(
