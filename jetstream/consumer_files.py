@@ -8,11 +8,14 @@ cannot hold is therefore looked for before each start.
 The format is that of `decodeConsumerState` in nats-server's filestore.go: two bytes, magic and version; numbers of variable
 length, which are the ack floor and the last delivered message, each by consumer and by stream; then the count of pending
 messages, the smallest timestamp and the entries, if there are any; then the same of redelivered messages without a timestamp.
+An encrypted file begins with a nonce, and may begin with any bytes; the server notices itself where the rest is not whole.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from headrace.jetstream.encryption.key_files import META_KEY, NONCE_BYTES
 
 MAGIC = 22
 VERSIONS = {1: 2, 2: 3}  # numbers per pending message: its sequence in the stream, its delivery since version 2, its timestamp
@@ -43,18 +46,24 @@ def counts_are_possible(state: bytes) -> bool:
     return True
 
 
+def encrypted_is_possible(state: bytes) -> bool:
+    """Return False if an encrypted file is shorter than its nonce, of which nats-server dies; all else it notices itself."""
+    return not 0 < len(state) < NONCE_BYTES
+
+
 def set_damaged_aside(store: Path) -> tuple[str, ...]:
-    """Give each consumer's file with impossible counts another name, which nats-server does not read. Return `stream/consumer`.
+    """Give each consumer's file that nats-server would not bear another name, and return `stream/consumer`.
 
     Such a consumer begins again at the first message that its stream has, as one without a file does.
     """
     damaged = []
     for file in sorted(store.glob("jetstream/*/streams/*/obs/*/o.dat")):
         try:
-            possible = counts_are_possible(file.read_bytes())
+            state = file.read_bytes()
         except OSError:
             continue  # nats-server says itself what it cannot read
-        if not possible:
+        encrypted = file.with_name(META_KEY).exists()
+        if not (encrypted_is_possible(state) if encrypted else counts_are_possible(state)):
             file.replace(file.with_name(file.name + DAMAGED_SUFFIX))
             damaged.append(f"{file.parts[-4]}/{file.parts[-2]}")
     return tuple(damaged)

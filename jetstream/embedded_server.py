@@ -7,6 +7,7 @@ launcher that asks the kernel for a signal when its parent dies, and then become
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from typing import Self
 import structlog
 
 from headrace.jetstream.consumer_files import set_damaged_aside
+from headrace.jetstream.encryption.plain_store import encrypt_store, settle
+from headrace.jetstream.encryption.store_key import StoreKey, StoreKeyUnusable, plain_streams
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.server_health import ServerHealth, read_health
 from headrace.jetstream.settings import ServerSettings
@@ -31,6 +34,7 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
 CONFIG = "nats-server.conf"  # in the data folder
+KEY_VARIABLE = "HEADRACE_STORE_KEY"  # in the environment of nats-server alone, so that the key is in no second file
 
 # The launcher runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A
 # parent that died before the call is noticed by its id.  As a batch process (SCHED_BATCH) the server does not preempt other
@@ -82,6 +86,7 @@ def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_
         f"  sync_interval: {json.dumps(settings.sync_interval)}",
         f"  max_memory_store: {settings.max_memory_store}",
         f"  max_file_store: {settings.max_file_store}",
+        *([f"  cipher: {settings.encrypt}", f"  key: ${KEY_VARIABLE}"] if settings.encrypt != "none" else []),
         "}",
     ]
     return "\n".join([*lines, *_tls_lines(settings), settings.extra]).rstrip() + "\n"
@@ -110,6 +115,7 @@ class EmbeddedServer:
         self._told_monitoring_port = self._monitoring_port or -1
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # offset in the log file at which this start begins
+        self._key = ""  # of the store, once it was opened
 
     @property
     def url(self) -> str:
@@ -139,7 +145,14 @@ class EmbeddedServer:
     # Blocking calls:
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the server and return once it accepts clients. Raises ServerStartError with the end of its log."""
+        """Start the server and return once it accepts clients.
+
+        Raises ServerStartError with the end of its log, StoreKeyUnusable for a store that it could not read.
+        """
+        self._open_store()
+        self._start(timeout_s)
+
+    def _start(self, timeout_s: float) -> None:
         deadline = self._launch(timeout_s)
         while not self._ready(deadline):
             time.sleep(POLL_S)
@@ -198,6 +211,7 @@ class EmbeddedServer:
 
     async def start_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Do the same as `start`, without blocking the loop while the server comes up."""
+        await asyncio.to_thread(self._open_store)
         deadline = self._launch(timeout_s)
         while not await asyncio.to_thread(self._ready, deadline):
             await asyncio.sleep(POLL_S)
@@ -215,9 +229,34 @@ class EmbeddedServer:
 
     # Implementation:
 
-    def _launch(self, timeout_s: float) -> float:
+    def _open_store(self) -> None:
+        """Have the store as the server is to find it: all of it encrypted under the key that it is given, or none."""
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
+        settle(self.data_dir)
+        key = StoreKey(self.data_dir, file=self.settings.store_key, old_file=self.settings.old_store_key)
+        if self.settings.encrypt == "none":
+            key.refuse_encrypted()
+            return
+        self._key = key.open()
+        if plain := plain_streams(key.store):
+            encrypt_store(self.data_dir, plain, self._encrypt)
+
+    def _encrypt(self, data_dir: Path, timeout_s: float) -> None:
+        """Run a server with another folder, whose store it encrypts, where no client looks for one."""
+        settings = dataclasses.replace(self.settings, host="127.0.0.1", port=0, monitoring_host="127.0.0.1", monitoring_port=0)
+        server = EmbeddedServer(data_dir, settings)
+        server._key = self._key
+        try:
+            server._start(timeout_s)
+        except ServerStartError as error:
+            raise StoreKeyUnusable(
+                f"{self.data_dir / 'store'} is in plain text, could not be encrypted and is as it was: {error}. With "
+                "--nats-encrypt none it is used as it is"
+            ) from None
+        server.stop(timeout_s=timeout_s)
+
+    def _launch(self, timeout_s: float) -> float:
         binary = find_binary()
         run_dir = self.data_dir / "run"
         for folder in (self.data_dir, self.data_dir / "store", run_dir):
@@ -241,6 +280,7 @@ class EmbeddedServer:
                     "GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)),
                     "GOGC": str(self.settings.garbage_percent),
                     **os.environ,
+                    **({KEY_VARIABLE: json.dumps(self._key)} if self._key else {}),
                 },
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server; it is stopped after its clients
             )

@@ -28,6 +28,27 @@ class ServerSettings:
         Sequence[str],
         Setting("Tenants that store jobs over NATS themselves: each gets a login of its own.", "--nats-tenants"),
     ] = ()
+    encrypt: Annotated[
+        Literal["none", "chacha"],
+        Setting(
+            "Whether the embedded NATS server encrypts what it stores on the disk: with XChaCha20 (chacha), or not (none). A "
+            "store in plain text is encrypted at the next start; an encrypted one stays so.",
+            "--nats-encrypt",
+        ),
+    ] = "chacha"
+    store_key: Annotated[
+        str | None,
+        Setting(
+            "File with the key of its store, made if nothing is stored yet; `<data-dir>/nats/store.key` where none is given. "
+            "What is stored is lost without it; it protects a disk or a backup only where it is kept apart from them.",
+            "--nats-store-key",
+            kind="path",
+        ),
+    ] = None
+    old_store_key: Annotated[
+        str | None,
+        Setting("File with the key that the one of the store replaces, for one start.", "--nats-old-store-key", kind="path"),
+    ] = None
     tls_cert: Annotated[
         str | None,
         Setting("Certificate of the embedded NATS server, PEM: it then takes TLS only.", "--nats-server-cert", kind="path"),

@@ -13,8 +13,9 @@ import structlog
 from headrace.config.build_settings import server_settings
 from headrace.config.secrets import mask_urls
 from headrace.config.settings import Settings
-from headrace.errors import StartFailed
+from headrace.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.encryption.store_key import StoreKeyUnusable
 from headrace.jetstream.errors import JetStreamError
 from headrace.up.certificate_files import CertificateFiles
 from headrace.up.provisioner import Provisioner
@@ -67,6 +68,10 @@ class NatsPart:
         loop = asyncio.get_running_loop()
         try:
             await server.start_async()
+        except StoreKeyUnusable as error:
+            failure = StartFailed(f"the NATS server does not start: {error}")
+            failure.exit_code = EXIT_CONFIGURATION
+            raise failure from error
         except (JetStreamError, OSError) as error:
             raise StartFailed(f"the NATS server does not start: {error}") from error
         self._state.started(loop.time())

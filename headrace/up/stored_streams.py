@@ -17,6 +17,7 @@ import structlog
 
 from headrace.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.jetstream.embedded_server import CONFIG
+from headrace.jetstream.encryption.store_key import note_move
 from headrace.jetstream.logins.roles import streams_account
 
 _log = structlog.get_logger()
@@ -84,6 +85,7 @@ class StoredStreams:
     def _move(self, source: Path, target: Path, streams: set[str]) -> None:
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in sorted(streams):
+            note_move(source / name, source.parent.name)  # keys of an encrypted stream are those of its account
             (source / name).rename(target / name)
         for folder in (source, source.parent):  # of an account that the server does not know
             with contextlib.suppress(FileNotFoundError):

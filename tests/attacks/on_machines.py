@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.attacks.attempt import Attempt, Cut
 
+STORE = "integration/jetstream/test_encrypted_store.py"
 PRIVATE = "integration/headrace/test_private_deployment.py"
 SECRETS = "headrace/config/secrets.py"
 RING = "frontend/auth/key_ring.py"
@@ -48,7 +49,7 @@ ATTEMPTS = (
         "M4",
         "O",
         "a tenant wants all gone that is stored of it, and no other's",
-        "`headrace tenant delete`; files are their user's alone (L2). **Not encrypted on the disk**",
+        "`headrace tenant delete`; files are their user's alone (L2)",
         ("integration/headrace/test_tenant_command.py::test_a_deleted_tenant_is_gone_and_not_a_byte_of_another_one",),
         "dead letters are left out",
         (
@@ -56,6 +57,35 @@ ATTEMPTS = (
                 "broker/tenants/inventory.py",
                 'self.places.append(Place(STREAMS["DLQ"], subjects.stream("DLQ"),',
                 'str(Place(STREAMS["DLQ"], subjects.stream("DLQ"),',
+            ),
+        ),
+    ),
+    Attempt(
+        "M4",
+        "L",
+        "has the disk, a backup or a snapshot of the store, and not its key",
+        "encrypted: no prompt, key or answer is in a file",
+        (
+            f"{STORE}::test_no_file_holds_what_is_stored_unless_encryption_is_turned_off",
+            f"{STORE}::test_a_store_in_plain_text_is_encrypted_at_the_next_start_and_keeps_every_message",
+        ),
+        "the server is told no cipher",
+        (Cut("jetstream/embedded_server.py", 'if settings.encrypt != "none" else []', "if False else []"),),
+    ),
+    Attempt(
+        "M4",
+        "O",
+        "starts with another key, without the key, or without encryption, over an encrypted store",
+        "refused before the server would leave out what it cannot decrypt",
+        (
+            f"{STORE}::test_an_encrypted_store_is_not_used_without_encryption_without_its_key_or_with_another",
+            "unit/jetstream/encryption/test_store_key.py::test_another_key_is_refused",
+        ),
+        "the key is not compared with what is stored",
+        (
+            Cut("jetstream/encryption/store_key.py", "        if closed and noted != {_id(key)}:", "        if False:"),
+            Cut(
+                "jetstream/encryption/store_key.py", "        if encrypted := self._encrypted():", "        if encrypted := []:"
             ),
         ),
     ),

@@ -10,10 +10,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
 
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.store_damage import delete, garble, garble_descriptions, truncate
 from tests.faults.support.scene import Scene, deployed
 
@@ -24,11 +27,12 @@ TOKEN_S = 0.02
 ENGINE = (f'timing_overrides={{"decode_base_s": {TOKEN_S}, "prefill_tokens_per_s": 20000}}', "slots=64")
 
 
-async def damaged(folder: Path, damage: Callable[[Path], None]) -> None:
+async def damaged(folder: Path, damage: Callable[[Path], None], *, encrypt: Literal["none", "chacha"]) -> None:
     """Promise: every open request is answered in full and once, streams without a missing or repeated token. New requests get
     a typed error until the model's card is there again, seconds later. A response in the background is known all the time. No
     part is started again. Messages that a damaged store brings back are asked about and dropped."""
-    async with deployed(folder, engine=ENGINE, workers=2) as scene:
+    server = EmbeddedServer(folder / "nats", ServerSettings(encrypt=encrypt))
+    async with deployed(folder, engine=ENGINE, workers=2, server=server) as scene:
         pids = scene.pids()
         opened = [scene.begin(scene.question(220)) for _ in range(STREAMS)]
         whole = [scene.begin(scene.question(150, stream=False)) for _ in range(4)]
@@ -70,8 +74,9 @@ def url(scene: Scene) -> str:
     return f"http://{address.host}:{address.port}"
 
 
+@pytest.mark.parametrize("encrypt", ["none", "chacha"])
 @pytest.mark.parametrize("damage", [truncate, garble, garble_descriptions, delete])
 async def test_a_store_that_is_damaged_while_the_server_is_down_costs_no_open_request(
-    tmp_path: Path, damage: Callable[[Path], None]
+    tmp_path: Path, damage: Callable[[Path], None], encrypt: Literal["none", "chacha"]
 ) -> None:
-    await damaged(tmp_path, damage)
+    await damaged(tmp_path, damage, encrypt=encrypt)

@@ -19,7 +19,8 @@ TOPOLOGY = Topology(S)
 
 async def test_a_renamed_folder_brings_jobs_keys_and_files_under_logins(tmp_path: Path) -> None:
     data, operator = tmp_path / "nats", Login("operator")
-    with EmbeddedServer(data) as server:
+    plain = ServerSettings(encrypt="none")  # the keys of an encrypted store are those of an account: `up` takes them along
+    with EmbeddedServer(data, plain) as server:
         async with await Connection.connect(ConnectOptions(servers=(server.url,)), subjects=S) as connection:
             await ensure_topology(connection, TOPOLOGY)
             await connection.publish(S.job("m", "acme"), b"a job")
@@ -28,7 +29,7 @@ async def test_a_renamed_folder_brings_jobs_keys_and_files_under_logins(tmp_path
     accounts = data / "store" / "jetstream"
     (accounts / "$G").rename(accounts / "HR")
     config = accounts_config(TOPOLOGY, make_keys(tmp_path / "logins", [operator]))
-    with EmbeddedServer(data, ServerSettings(extra=config)) as server:
+    with EmbeddedServer(data, ServerSettings(extra=config, encrypt="none")) as server:
         context = write_context(tmp_path / "logins", operator, url=server.url, prefix="hr")
         async with await Connection.connect(ConnectOptions.from_context(str(context)), subjects=S) as connection:
             await ensure_topology(connection, TOPOLOGY)

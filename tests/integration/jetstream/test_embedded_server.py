@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import nats
@@ -85,15 +86,22 @@ async def test_a_server_serves_without_a_stream_whose_files_it_cannot_read(
         assert json.load(answer) == {"status": "ok"}
 
 
+@pytest.fixture
+def plain_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server whose files can be read and written without its key."""
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(encrypt="none")) as server:
+        yield server
+
+
 async def test_a_consumer_whose_file_counts_more_than_it_holds_begins_again(
-    own_server: EmbeddedServer, connect: Connect, prefix: str
+    plain_server: EmbeddedServer, connect: Connect, prefix: str
 ) -> None:
     """nats-server asks for memory for as many entries as the file counts, which may be more than the machine has."""
-    connection = await connect(own_server)
+    connection = await connect(plain_server)
     await connection.api.call(f"STREAM.CREATE.{prefix}", {"name": prefix, "subjects": [f"{prefix}.>"]})
     await connection.publish(f"{prefix}.a", b"kept")
     whole, torn = f"{prefix}_whole", f"{prefix}_torn"
-    client = await nats.connect(own_server.url)
+    client = await nats.connect(plain_server.url)
     taken = await client.subscribe(f"{prefix}_taken")
     for name in (whole, torn):
         config = {"durable_name": name, "ack_policy": "explicit", "ack_wait": 60_000_000_000}
@@ -101,16 +109,16 @@ async def test_a_consumer_whose_file_counts_more_than_it_holds_begins_again(
         await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{prefix}.{name}", b"1", reply=f"{prefix}_taken")
         assert (await taken.next_msg(5)).data == b"kept"
     await client.close()
-    await asyncio.to_thread(own_server.stop)  # it writes the files
-    files = {file.parent.name: file for file in (own_server.data_dir / "store").rglob("o.dat")}
+    await asyncio.to_thread(plain_server.stop)  # it writes the files
+    files = {file.parent.name: file for file in (plain_server.data_dir / "store").rglob("o.dat")}
     [before] = [files[torn].read_bytes()]
     assert before[:7] == b"\x16\x02\x00\x00\x01\x01\x01", "one message is pending"
     files[torn].write_bytes(before[:6] + b"\xff\xff\x7f" + before[7:])  # two million are
     with capture_logs() as logs:
-        await own_server.start_async()
+        await plain_server.start_async()
     told = [entry["consumers"] for entry in logs if entry["event"] == "server.consumers_damaged"]
     assert told == [(f"{prefix}/{torn}",)]
-    again = await connect(own_server)
+    again = await connect(plain_server)
     pending = {}
     for name in (whole, torn):
         info = await again.api.call(f"CONSUMER.INFO.{prefix}.{name}", {})

@@ -76,3 +76,14 @@ def test_only_the_damaged_files_are_set_aside_and_named(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_left_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "jetstream" / "$G" / "streams" / "WORK" / "obs" / "one" / "o.dat").mkdir(parents=True)
     assert set_damaged_aside(tmp_path) == ()
+
+
+@pytest.mark.parametrize(("size", "damaged"), [(0, False), (10, True), (23, True), (24, False), (60, False)])
+def test_of_encrypted_files_only_those_shorter_than_their_nonce_are_set_aside(tmp_path: Path, size: int, damaged: bool) -> None:
+    file = tmp_path / "jetstream" / "$G" / "streams" / "S" / "obs" / "C" / "o.dat"
+    file.parent.mkdir(parents=True)
+    (file.parent / "meta.key").write_bytes(b"key")
+    impossible = (bytes([22, 2, 0, 0, 1, 1]) + b"\xff" * 60)[:size]  # in plain text its counts would be impossible
+    file.write_bytes(impossible)
+    assert set_damaged_aside(tmp_path) == (("S/C",) if damaged else ())
+    assert file.exists() != damaged
