@@ -38,6 +38,7 @@ log = structlog.get_logger()
 FRESH_S = 1.0  # a younger job of a first delivery is started without a question
 POLL_S = 0.05
 PROMISED_S = 2.0  # a decode worker that asks before it fetches is promised the blocks for so long, also by a leaving worker
+LATE_S = 2.0  # so long past its deadline a job is stopped, although its decode worker has not said that it may be
 ASK_AGAIN_S = 2.0  # after so long the decode worker is asked again about held blocks, because its drop may have got lost
 
 
@@ -164,10 +165,13 @@ class PrefillServer:
         await self._messaging.delete_consumer(self._own.stream, self._own.name)
 
     async def _tend(self) -> None:
-        """Extend claims, and drop blocks that have expired or whose decode worker is gone."""
+        """Extend claims, and drop blocks that have expired, jobs that are late, and those of decode workers that are gone.
+
+        A late job may be one whose drop got lost, and in a rendezvous its engine would go on waiting for the other one.
+        """
         while True:
             await asyncio.sleep(self._timing.ack_wait_s / 3)
-            now = self._loop.time()
+            now, too_late = self._loop.time(), self._wall() - LATE_S
             absent: set[str] = set()
             for held in list(self._held.values()):
                 if held.state is HeldState.HELD:
@@ -180,6 +184,11 @@ class PrefillServer:
                         held.asked_s = now
                         asking = self._ask_again(held, held.answer)
                         self._tasks.spawn_guarded(asking, lambda error: note_failure("prefill_job", error))
+                elif held.answer is None and held.job.deadline <= too_late:
+                    log.warning("prefill.late", request_id=held.job.id, job=held.job.job, decode=held.job.decode)
+                    metrics.PREFILL_JOBS.labels("deadline").inc()
+                    self.drop(held.job.job)
+                    continue
                 elif self._lease.held:
                     held.delivery.progress()
                 if not self._members.worker_live(self._pool, held.job.decode):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from headrace.broker.membership.members import Members
@@ -31,6 +32,8 @@ class Nobody:
     """A world in which the decode worker's lease is gone and nobody answers; also the engine and the stored message."""
 
     lease_s = 100.0
+    held = False
+    now = 0.0
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
@@ -53,6 +56,9 @@ class Nobody:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         raise NoResponder(subject)
 
+    def worker_live(self, pool: str, worker: str) -> bool:
+        return True
+
     async def worker_gone(self, pool: str, worker: str) -> bool:
         return True
 
@@ -68,8 +74,8 @@ def prefill(world: Nobody, **secrets: str) -> tuple[PrefillServer, HeldPrefill]:
         **secrets,
         messaging=cast("Messaging", world),
         subjects=Subjects("hr"),
-        settings=SessionSettings(timing=Timing(retry_s=0.01), prefill_budget_tokens=100),
-        wall=lambda: 0.0,
+        settings=SessionSettings(timing=Timing(retry_s=0.01, ack_wait_s=0.03), prefill_budget_tokens=100),
+        wall=lambda: world.now,
     )
     one = PrefillServer(
         deps,
@@ -129,6 +135,24 @@ async def test_a_worker_that_leaves_refuses_an_answer_that_is_on_its_way_but_not
     async with asyncio.timeout(5):
         await leaving
     assert world.stopped[-1] == "j"
+
+
+async def test_a_job_that_is_still_computed_past_its_deadline_is_stopped_though_nobody_has_dropped_it() -> None:
+    """In a rendezvous its engine may wait for a decode side that never comes. An answer that is on its way is not touched."""
+    world = Nobody()
+    one, _ = prefill(world)
+    late = one._held["late"] = HeldPrefill(msgspec.structs.replace(JOB, job="late"), cast("Delivery", world))
+    late.start(0.0)
+    tending = asyncio.create_task(one._tend())
+    world.now = JOB.deadline
+    await asyncio.sleep(0.05)
+    assert world.stopped == []
+    world.now = JOB.deadline + server.LATE_S
+    async with asyncio.timeout(5):
+        await late.computed.wait()
+    assert (world.stopped, late.state, list(one._held)) == (["late"], HeldState.GONE, ["j"])
+    tending.cancel()
+    await asyncio.wait([tending])
 
 
 @pytest.mark.parametrize(
