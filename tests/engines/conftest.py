@@ -87,7 +87,7 @@ def direct_sglang(model_dir: Path, prompts: list[list[int]], tmp_path_factory: p
 
 def asked_once(
     factory: pytest.TempPathFactory, program: str, order: dict[str, Any], *, environ: dict[str, str], timeout_s: float
-) -> list[list[int]]:
+) -> list[Any]:
     """Ask a program of `support` for its answers, once, however many processes the tests run in."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -97,11 +97,11 @@ def asked_once(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             kept.write_text(json.dumps(ask_directly(program, order, environ=environ, timeout_s=timeout_s)))
-        answers: list[list[int]] = json.loads(kept.read_text())
+        answers: list[Any] = json.loads(kept.read_text())
     return answers
 
 
-def ask_directly(program: str, order: dict[str, Any], *, environ: dict[str, str], timeout_s: float) -> list[list[int]]:
+def ask_directly(program: str, order: dict[str, Any], *, environ: dict[str, str], timeout_s: float) -> list[Any]:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.engines.support.{program}"],
         input=json.dumps(order),
@@ -114,7 +114,7 @@ def ask_directly(program: str, order: dict[str, Any], *, environ: dict[str, str]
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("answers ")]
     assert told, done.stderr[-2000:]
-    answers: list[list[int]] = json.loads(told[0].removeprefix("answers "))
+    answers: list[Any] = json.loads(told[0].removeprefix("answers "))
     return answers
 
 

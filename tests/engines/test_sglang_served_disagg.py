@@ -1,7 +1,7 @@
 """Prefill and decode on two real SGLang engines under `headrace up --mode disagg`, over NIXL: the tokens of one engine alone,
 and a side that is killed, or stands still, in the middle.
 
-The tests run in their order: the last three take workers away.
+The tests run in their order: one stops a side for a while, and the last three take workers away.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(1200)]
 START_S = 600.0
 PROMPT_TOKENS = 900  # a second or more to compute
 ANSWER = 60
+DEADLINE_S = 8.0  # the worker of an engine that stands still gives it up after 30 s at the earliest
 PAGES_BACK_S = 60.0  # SGLang keeps for 30 s what a dead prefill side might still write into
 
 
@@ -98,9 +102,10 @@ def test_the_decode_engine_keeps_what_it_was_handed_for_the_next_prompt(apart: R
 class Stream:
     """One streamed completion in a thread of its own. `salt` keeps its blocks from those of the same prompt before."""
 
-    def __init__(self, up: RunningUp, salt: str) -> None:
+    def __init__(self, up: RunningUp, salt: str, *, deadline_s: float | None = None) -> None:
         self.url = f"{up.state()['url']}/v1"
         self.salt = salt
+        self.options: dict[str, Any] = {"timeout": deadline_s} if deadline_s is not None else {}
         self.text = ""
         self.pieces = 0
         self.usage: tuple[int, int] = (0, 0)
@@ -110,7 +115,7 @@ class Stream:
 
     def _run(self) -> None:
         prompt = [(place * 31) % 40_000 + 100 for place in range(PROMPT_TOKENS)]
-        options: Any = {"ignore_eos": True, "cache_salt": self.salt}
+        options: Any = {"ignore_eos": True, "cache_salt": self.salt, **self.options}
         try:
             with openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=START_S) as api:
                 for chunk in api.completions.create(
@@ -128,6 +133,13 @@ class Stream:
                         self.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         except Exception as error:
             self.error = error
+
+    def failed(self) -> str | None:
+        """The code of the error that the answer ended with, before it had a token."""
+        self.thread.join(START_S)
+        assert self.pieces == 0
+        assert isinstance(self.error, openai.APIError), self.error
+        return self.error.code
 
     def whole(self) -> str:
         self.thread.join(START_S)
@@ -150,6 +162,33 @@ def must_be_gone(processes: list[int]) -> None:
     while left := [pid for pid in processes if lives(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def forgets(up: RunningUp, name: str) -> bool:
+    """Have a worker forget its cache. SGLang refuses while pages are in use, or might still be written into."""
+    environment = {**os.environ, **up.environment()}
+    command = [sys.executable, "-P", "-m", "headrace", "worker", "reset-cache", name]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+def test_a_request_whose_prompt_never_comes_ends_at_its_deadline_and_leaves_nothing_behind(apart: RunningUp) -> None:
+    """The prefill engine stands still for less than its worker takes to give it up, and the worker says that it computes."""
+    before, there = len(failures(apart)), workers(apart)
+    taken = once_taken(apart, lambda: Stream(apart, "never comes", deadline_s=DEADLINE_S))
+    scheduler = scheduler_of(taken.prefill.pid)
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        assert taken.asking.failed() == "deadline_exceeded"
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+    assert failures(apart)[before:] in ([], ["deadline"])
+    no_block_is_kept(apart, 2, PAGES_BACK_S)
+    for name in there:
+        apart.until(f"{name} holds no page", partial(forgets, apart, name), PAGES_BACK_S)
+    assert {m.worker for m in workers(apart).values()} == {m.worker for m in there.values()}, "none was replaced"
+    handed = len(handed_over(apart))
+    Stream(apart, "comes again").whole()
+    assert len(handed_over(apart)) == handed + 1
 
 
 @pytest.fixture(scope="module")

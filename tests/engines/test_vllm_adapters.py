@@ -90,8 +90,8 @@ def test_it_says_something_else_and_shares_no_cache_with_its_model(api: openai.O
     assert all(cached(answer) > 0 for answer in again)
 
 
-def change(api: openai.OpenAI, what: str, name: str, folder: Path | None = None) -> None:
-    body = {"lora_name": name, **({"lora_path": str(folder)} if folder is not None else {})}
+def change(api: openai.OpenAI, what: str, name: str, folder: Path | None = None, **more: str) -> None:
+    body = {"lora_name": name, **({"lora_path": str(folder)} if folder is not None else {}), **more}
     api.post(f"/{what}_lora_adapter", body=body, cast_to=str)
 
 

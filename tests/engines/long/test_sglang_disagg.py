@@ -1,4 +1,4 @@
-"""Prefill on one real SGLang and decode on another: a rendezvous over NIXL."""
+"""Prefill on one real SGLang and decode on another: a rendezvous over NIXL, and sides that wait for one that never comes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ pytestmark = [
 ]
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
-ENVIRON = {"OMP_NUM_THREADS": "1"}
+WAIT_S = 20  # of either side for the other one: SGLang's own time-outs, which are 300 s unless they are set
+START_LATE_S = 30.0
+HELD_S = 45.0  # a decode side keeps for 30 s what a silent prefill side might still write into
+ENVIRON = {
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(WAIT_S),
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(WAIT_S),
+}
 
 
 def ids(seed: int, length: int) -> list[int]:
@@ -75,6 +82,13 @@ class Pair:
         name = f"l{next(self._numbers)}-1-0"
         return await self.decode.run(Sequence(id=name, token_ids=prompt, prompt_tokens=len(prompt), sampling=GREEDY, **options))
 
+    async def nothing_is_held(self) -> None:
+        """Wait until neither side has a sequence, or pages that may still be written into: SGLang clears its cache then."""
+        async with asyncio.timeout(HELD_S):
+            for side in (self.prefill, self.decode):
+                while not (await side.control("reset_prefix_cache", {}))["result"]:
+                    await asyncio.sleep(0.1)
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(model_dir: Path) -> AsyncIterator[Pair]:
@@ -104,3 +118,36 @@ async def test_a_prompt_that_is_computed_elsewhere_has_the_same_answer(pair: Pai
     answer = tokens(await pair.handed_over(prompt))
     assert len(answer) == GREEDY.max_tokens
     assert answer == tokens(await pair.local(prompt, cache_salt="afresh"))
+
+
+async def test_a_decode_side_whose_prefill_side_never_comes_ends_with_a_failed_transfer(pair: Pair) -> None:
+    prompt = ids(301, 200)
+    _, here = pair.sequences(prompt)
+    await pair.decode.submit(here)
+    (output,) = await pair.decode.end(here.id, WAIT_S + START_LATE_S)
+    assert output.fault is not None
+    assert (output.fault.code, output.fault.retriable) == ("transfer_failed", True)
+    assert tokens(await pair.local(prompt)) == tokens(await pair.handed_over(prompt, cache_salt="afresh"))
+    await pair.nothing_is_held()
+
+
+async def test_a_prefill_side_whose_decode_side_never_comes_ends_with_a_retriable_fault(pair: Pair) -> None:
+    prompt = ids(302, 200)
+    there, _ = pair.sequences(prompt)
+    await pair.prefill.submit(there)
+    output = (await pair.prefill.end(there.id, WAIT_S + START_LATE_S))[-1]
+    assert output.fault is not None
+    assert output.fault.retriable
+    await pair.nothing_is_held()
+
+
+@pytest.mark.parametrize("waits", ["prefill", "decode"])
+async def test_a_side_that_is_told_to_stop_waiting_holds_nothing(pair: Pair, waits: str) -> None:
+    there, here = pair.sequences(ids(303, 200))
+    side, waiting = (pair.prefill, there) if waits == "prefill" else (pair.decode, here)
+    await side.submit(waiting)
+    await asyncio.sleep(1.0)  # until it waits; one that does not yet is no easier to stop
+    await side.abort([waiting.id])
+    await pair.nothing_is_held()
+    prompt = ids(304, 100)
+    assert len(tokens(await pair.handed_over(prompt))) == GREEDY.max_tokens

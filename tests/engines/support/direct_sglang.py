@@ -1,4 +1,6 @@
-"""Asks SGLang's own offline API, in a process without Headrace's engine: reads an order, prints the ids of each answer."""
+"""Asks SGLang's own offline API, in a process without Headrace's engine: reads an order, prints the ids of each answer, or the
+vector of each text.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     stand_in()
 
 
-async def answers(order: dict[str, Any]) -> list[list[int]]:
+async def answers(order: dict[str, Any]) -> list[Any]:
     from sglang.srt.entrypoints.engine import Engine
 
     config = EngineConfig(model=order["model"], served_name="direct", args=order["args"])
     engine = Engine(**server_args(config, cpu=True) | {"incremental_streaming_output": False, "enable_metrics": False})
-    sampling = {"temperature": 0, "max_new_tokens": order["max_tokens"]}
     try:
+        if "texts" in order:
+            return [made["embedding"] for made in await engine.async_encode(order["texts"])]
+        sampling = {"temperature": 0, "max_new_tokens": order["max_tokens"]}
         return [
             (await engine.async_generate(input_ids=prompt, sampling_params=sampling))["output_ids"]
             for prompt in order["prompts"]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,15 @@ def write_tiny_text(folder: Path, source: Path, *, experts: int = 0) -> Path:
 class WorkerProcess:
     """A `headrace worker` in a process of its own."""
 
-    def __init__(self, name: str, folder: Path, nats: str, model: Path, *, served: str = "m", **args: Any) -> None:
+    def __init__(
+        self, name: str, folder: Path, nats: str, model: Path, *, served: str = "m", flags: Sequence[str] = (), **args: Any
+    ) -> None:
+        """The engine is vLLM, unless `flags`, which are the worker's, name another one. `args` are settings of the engine."""
         self.log_file = folder / f"{name}.log"
-        given = [flag for name, value in (ARGS | args).items() for flag in ("--engine-arg", f"{name}={json.dumps(value)}")]
+        given = args if "--engine" in flags else ARGS | args
         command = [sys.executable, "-P", "-m", "headrace", "worker", "--engine", "vllm", "--model", str(model)]
-        command += ["--name", name, "--served-name", served, "--nats", nats, "--metrics-port", "0", *given]
+        command += ["--name", name, "--served-name", served, "--nats", nats, "--metrics-port", "0", *flags]
+        command += [flag for key, value in given.items() for flag in ("--engine-arg", f"{key}={json.dumps(value)}")]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         environ |= {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1"}
         with self.log_file.open("wb") as log:
