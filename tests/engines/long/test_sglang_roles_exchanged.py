@@ -29,7 +29,7 @@ def up(tmp_path_factory: pytest.TempPathFactory, direct_sglang: list[list[int]])
     """A deployment without workers. Depends on `direct_sglang` only so that no third engine is up at the same time."""
     running = RunningUp(tmp_path_factory.mktemp("exchanged"), "--workers", "0", "--prefill", "always")
     try:
-        running.until("the router works", lambda: bool(running.events("router.ready")))
+        running.until("it takes requests", lambda: bool(running.events("frontend.listening")))
         yield running
     finally:
         running.stop()
@@ -51,6 +51,7 @@ def two(up: RunningUp, folder: Path, model_dir: Path, *, prefill: str, decode: s
         }
         for worker in started.values():
             worker.until("it is ready", lambda: {prefill, decode} == set(workers(up)), START_S)
+        up.until("the router works", lambda: bool(up.events("router.ready")))
         assert {name: member.role for name, member in workers(up).items()} == {prefill: "prefill", decode: "decode"}
         yield started["decode"]
 
