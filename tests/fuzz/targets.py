@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import xxhash
 
 from headrace.broker.codec import (
     decode,
@@ -36,7 +37,7 @@ from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.schema.completions import CompletionRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.router.errors import RouterError
-from headrace.router.replica.snapshot_format import read_header
+from headrace.router.replica import snapshot_format
 
 SETTINGS = FrontendSettings()
 BODIES = [msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)]
@@ -91,8 +92,13 @@ def stored_job(data: bytes) -> None:
 
 
 def snapshot(data: bytes) -> None:
-    """The header of a snapshot of the prefix index."""
-    _refused(lambda: read_header(data), RouterError)
+    """A snapshot of the prefix index: as it comes, and with the digest and the source that a reader expects."""
+    try:
+        header, _ = snapshot_format.read_header(data)
+    except RouterError:
+        return
+    for whole in (data, data + xxhash.xxh3_128_digest(data)):
+        _refused(lambda whole=whole: snapshot_format.decode(whole, header.source), RouterError)  # type: ignore[misc]
 
 
 def template(data: bytes) -> None:
@@ -107,10 +113,45 @@ def media(data: bytes) -> None:
     sniff(data)
 
 
+def known_type(data: bytes) -> str:
+    """Return the type of an item of media. Raises ValueError where it is none."""
+    found = sniff(data)
+    if found is None:
+        raise ValueError("it begins as no medium does")
+    return found
+
+
 def prompt_embeds(data: bytes) -> None:
     """A tensor as `torch.save` writes it."""
     _refused(lambda: read_matrix(data), TensorUnreadable)
 
+
+READERS: dict[str, dict[str, Callable[[bytes], object]]] = {
+    "body": {str(decoder.type): lambda data, decoder=decoder: decode_body(decoder, data) for decoder in BODIES},  # type: ignore[misc]
+    "resume_id": {"id": lambda data: parse_event_id(data.decode("latin-1"))},
+    "message": {
+        **{kind.__name__: lambda data, kind=kind: decode(kind, data) for kind in MESSAGES},  # type: ignore[misc]
+        **{read.__name__: read for read in (decode_request, decode_ingress_control, decode_worker_control)},
+    },
+    "cache_event": {"KvMessage": lambda data: decode(KvMessage, data)},  # type: ignore[arg-type]
+    "headers": {
+        **{
+            name: lambda data, name=name: parse_job_headers({name: data.decode("latin-1")})  # type: ignore[misc]
+            for name in ("Hr-Attempt", "Hr-History")
+        },
+        "Hr-Prefill": lambda data: parse_prefill_header({"Hr-Prefill": data.decode("latin-1")}),
+    },
+    "stored_job": {"job": lambda data: parse_job(data, {}, tenant="t", seq=1, stored=1.0)},
+    "snapshot": {"whole": lambda data: snapshot_format.decode(data, snapshot_format.read_header(data)[0].source)},
+    "template": {
+        "rendered": lambda data: ChatTemplate(data.decode(), names={}, deadline_s=5.0).render(
+            [{"role": "user", "content": "hi"}]
+        )
+    },
+    "media": {"type": known_type},
+    "prompt_embeds": {"tensor": read_matrix},
+}
+"""What each target has read, by name: a corpus in which a reader takes nothing shows mutations of the beginning only."""
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     one.__name__: one

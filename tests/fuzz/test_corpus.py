@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import READERS, TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 MUTATIONS = 60  # of each file
@@ -43,3 +44,14 @@ def test_a_decoder_reads_its_corpus_and_what_is_like_it(name: str) -> None:
                 TARGETS[name](changed)
             except Exception as error:
                 raise AssertionError(f"{name} fails for {changed!r}") from error
+
+
+@pytest.mark.parametrize(("name", "reader"), [(name, reader) for name in TARGETS for reader in READERS[name]])
+def test_the_corpus_has_something_that_each_reader_takes(name: str, reader: str) -> None:
+    """So that mutations reach what comes behind the first bytes."""
+    taken = []
+    for file in sorted((CORPUS / name).iterdir()):
+        with contextlib.suppress(Exception):
+            READERS[name][reader](file.read_bytes())
+            taken.append(file.name)
+    assert taken
