@@ -44,7 +44,7 @@ def eligible_columns(request: Waiting, loads: LoadTable) -> Sequence[int]:
 
 
 def session_column(session: str, columns: Sequence[int], loads: LoadTable) -> int:
-    """Return the column of the worker that a session belongs to.
+    """Return the column of the worker that a session belongs to, given with its tenant: no other tenant's is the same.
 
     By rendezvous hashing (Thaler and Ravishankar 1998) all routers agree without a message, a restart forgets nothing, and a
     worker that comes or goes moves only the sessions that it gains or had.

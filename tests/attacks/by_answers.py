@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.attacks.attempt import Attempt, Cut
-from tests.attacks.over_nats import CLIENT, LOGINS, ONE_ACCOUNT, TWO_ACCOUNTS
+from tests.attacks.over_nats import CLIENT, LOGINS, ONE_ACCOUNT, OWN_API, TWO_ACCOUNTS
 
 ANSWERS = "integration/jetstream/test_stolen_answers.py"
 
@@ -15,7 +15,7 @@ ATTEMPTS = (
         "nothing is stored there",
         (f"{ANSWERS}::test_no_answer_of_the_server_is_stored_where_its_asker_may_not_publish",),
         "streams and parts are in one account",
-        (Cut(LOGINS, TWO_ACCOUNTS, ONE_ACCOUNT),),
+        (Cut(LOGINS, TWO_ACCOUNTS, ONE_ACCOUNT), OWN_API),
     ),
     Attempt(
         "H1",

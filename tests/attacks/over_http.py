@@ -305,6 +305,21 @@ ATTEMPTS = (
         ),
     ),
     Attempt(
+        "L5",
+        "T",
+        "names another's session, in order to be put on that one's worker",
+        "it is a session of its own",
+        ("unit/router/placement/test_eligibility.py::test_a_session_of_the_same_name_is_another_one_for_another_tenant",),
+        "a session belongs to a worker by its name alone",
+        (
+            Cut(
+                "router/placement/costs/cost_matrix.py",
+                'session_column(f"{row.request.tenant}\\0{row.request.session}", columns',
+                "session_column(row.request.session, columns",
+            ),
+        ),
+    ),
+    Attempt(
         "L6",
         "T",
         "media from other ports, from private addresses, by names that lead to them",

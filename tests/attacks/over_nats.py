@@ -26,6 +26,7 @@ TWO_ACCOUNTS = """    lines = ["accounts {", f"  {account}: {{", "    jetstream:
 """
 ONE_ACCOUNT = """    lines = ["accounts {", f"  {account}_PARTS: {{", "    jetstream: enabled", "    users: ["]
 """
+OWN_API = Cut(LISTS, 'PARTS_API = "JS.HR.API"', 'PARTS_API = "$JS.API"')  # as it is called in the account of the streams
 
 ATTEMPTS = (
     Attempt(
@@ -129,7 +130,7 @@ ATTEMPTS = (
         "nothing is stored or changed",
         (f"{STOLEN}::test_an_answer_of_the_server_is_no_way_around_the_lists",),
         "streams and parts are in one account",
-        (Cut(LOGINS, TWO_ACCOUNTS, ONE_ACCOUNT), Cut(LISTS, 'PARTS_API = "JS.HR.API"', 'PARTS_API = "$JS.API"')),
+        (Cut(LOGINS, TWO_ACCOUNTS, ONE_ACCOUNT), OWN_API),
     ),
     Attempt(
         "H1",

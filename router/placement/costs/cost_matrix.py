@@ -151,7 +151,7 @@ class CostMatrix:
         columns = eligible_columns(row.request, self._loads)
         row.session = -1
         if row.request.session and columns:
-            row.session = session_column(row.request.session, columns, self._loads)
+            row.session = session_column(f"{row.request.tenant}\0{row.request.session}", columns, self._loads)
             if row.request.affinity == "hard":
                 columns = [row.session]
         everybody = len(columns) == len(self._loads)

@@ -95,6 +95,20 @@ def test_a_session_stays_with_its_worker() -> None:
     assert len(homes) == 4, "sessions are spread"
 
 
+def test_a_session_of_the_same_name_is_another_one_for_another_tenant() -> None:
+    def homes(tenant: str) -> list[str]:
+        found = []
+        for n in range(40):
+            pool = Pool("abcd")
+            pool.offer("1", chain(1, 4), session=f"s{n}", affinity="hard", tenant=tenant)
+            found.append(pool.placed()["1"])
+        return found
+
+    assert homes("acme") == homes("acme")
+    together = sum(mine == theirs for mine, theirs in zip(homes("acme"), homes("rival"), strict=True))
+    assert together < 20, "no more than chance puts on the same one of four workers"
+
+
 @pytest.mark.parametrize(("affinity", "stays"), [("soft", False), ("hard", True)])
 def test_a_soft_session_leaves_its_worker_when_that_costs_much_more_and_a_hard_one_does_not(affinity: str, stays: bool) -> None:
     pool = Pool("ab")
