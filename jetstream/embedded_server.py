@@ -233,6 +233,8 @@ class EmbeddedServer:
         """Have the store as the server is to find it: all of it encrypted under the key that it is given, or none."""
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
+        if self._key:
+            return  # opened before, and still with all that is stored under this key
         settle(self.data_dir)
         key = StoreKey(self.data_dir, file=self.settings.store_key, old_file=self.settings.old_store_key)
         if self.settings.encrypt == "none":

@@ -81,6 +81,7 @@ def _what_next(folder: Path, wanted: Sequence[Login]) -> str:
         f"{len(wanted)} logins are in {folder}: {', '.join(login.name for login in wanted)}.",
         "",
         f"1. Have nats-server read the accounts: add  include {CONFIG}  to its configuration, beside that file, and reload it.",
+        "   That server encrypts what it stores only if it is told to: docs/deployment.md, Encryption on the disk.",
         "2. Keep running, as the operator:",
         f"     headrace steward --nats-context {contexts['operator']}",
         f"3. Give each part its own context and seed, and no other one; frontends and workers also {CARD_KEY}:",

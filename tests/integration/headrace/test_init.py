@@ -61,6 +61,7 @@ def test_the_printed_accounts_and_contexts_make_a_deployment(
     logins = tmp_path / "logins"
     told = init(logins, "--model", "sim", "--tenant", "acme", *form, *(() if form else of_worker))
     assert "headrace steward --nats-context" in told
+    assert "encrypts what it stores only if it is told to" in told
     config = (logins / "accounts.conf").read_text()
     with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=config)) as server:
         # The same seeds, and the address. The server that reads tokens need not be told of one more worker.

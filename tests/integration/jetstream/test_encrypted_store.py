@@ -168,6 +168,25 @@ async def test_the_key_is_replaced_and_the_old_one_opens_nothing_any_more(tmp_pa
         EmbeddedServer(tmp_path, ServerSettings(store_key=str(tmp_path / "old.key"))).start()
 
 
+async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away(tmp_path: Path) -> None:
+    async with running(tmp_path) as connection:
+        await store(connection)
+        before = await found(connection)
+    (tmp_path / KEY).rename(tmp_path / "old.key")
+    server = EmbeddedServer(tmp_path, ServerSettings(old_store_key=str(tmp_path / "old.key")))
+    (tmp_path / KEY).write_text("n" * 64)
+    await server.start_async()
+    try:
+        for file in (KEY, "old.key"):
+            (tmp_path / file).rename(tmp_path / f"{file}.away")
+        server.kill()
+        await server.start_async()
+        async with await Connection.connect(ConnectOptions(servers=(server.url,)), subjects=S) as connection:
+            assert await found(connection) == before
+    finally:
+        await server.stop_async()
+
+
 async def test_the_key_is_told_to_the_server_alone(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path)
     with capture_logs() as logs:
