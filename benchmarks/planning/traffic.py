@@ -29,7 +29,7 @@ def stretched(
     """
     rng = random.Random(seed)
     rows = [
-        (max(0.0, one.at + rng.uniform(-moved_s, moved_s)) * factor, one.prompt, one.uncached, one.output)
+        ((one.at + rng.uniform(-moved_s, moved_s)) * factor, one.prompt, one.uncached, one.output)
         for one in trace
         if minutes[0] * 60.0 <= one.at < minutes[1] * 60.0
         for _ in range(factor)

@@ -49,7 +49,7 @@ class PlannerSettings:
         ),
     ] = 0.85
     adapt: Annotated[
-        bool, Setting("Move that quantile by how many requests miss the targets, between 0.7 and 0.98.", "--adapt")
+        bool, Setting("Move that quantile by how many requests miss the targets, between 0.5 and 0.98.", "--adapt")
     ] = True
     forecasters: Annotated[
         str,

@@ -16,7 +16,7 @@ from headrace.planner.observation import OutcomeSight
 AIM = 0.7  # of the share that may be late
 GAIN = 1e-5  # by which a late request moves the quantile, divided by the share that may be late
 MOST_UP = 0.003  # at one look
-LOWEST, HIGHEST = 0.7, 0.98
+LOWEST, HIGHEST = 0.5, 0.98  # below the median it would be no headroom
 SHOWN = 0.001  # a smaller change is none
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -17,6 +18,10 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.messages import WorkerMember
+from headrace.commands.operating.control import live_workers
+from headrace.jetstream.client import Connection
+from headrace.jetstream.subjects import Subjects
 from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(240)]
@@ -90,6 +95,19 @@ def workers(up: RunningUp) -> int:
     return sum(part["pid"] is not None for part in up.state()["workers"])
 
 
+def members(up: RunningUp) -> dict[str, WorkerMember]:
+    async def ask() -> dict[str, WorkerMember]:
+        names = Subjects()
+        async with await Connection.connect(up.connect_options(), subjects=names) as connection:
+            return {one.worker.rpartition("-")[0]: one for one in await live_workers(connection, names)}
+
+    return asyncio.run(ask())
+
+
+def acted(planner: RunningPlanner) -> list[tuple[str, str]]:
+    return [(event["kind"], event["role"]) for event in planner.events("planner.acted")]
+
+
 def started(planner: RunningPlanner) -> int:
     return sum(event["kind"] == "start" for event in planner.events("planner.acted"))
 
@@ -148,6 +166,54 @@ def test_a_planner_that_only_advises_starts_and_drains_nothing(tmp_path: Path) -
         assert any("deployment.json" in str(event) for event in planner.events("settings.loaded")), (
             "the login of the deployment"
         )
+    finally:
+        if planner is not None:
+            planner.stop()
+        up.stop()
+
+
+def test_a_worker_of_the_role_that_has_too_many_really_takes_the_role_that_has_too_few(tmp_path: Path) -> None:
+    up = RunningUp(tmp_path, "--mode", "disagg", "--prefill-workers", "1", "--decode-workers", "3", endless=False)
+    profile = tmp_path / "profile.json"
+    speed = {"base_s": 0.001, "prefill_s": 1e-5, "decode_s": 1e-4}
+    profile.write_text(json.dumps({"prefill": speed, "decode": speed}))
+    planner = None
+    try:
+        up.until_ready()
+        up.until("all have joined", lambda: len(members(up)) == 4)
+        assert ask(up.state()["url"], 1) == 200
+        pids = {part["pid"] for part in up.state()["workers"]}
+        planner = RunningPlanner(tmp_path, "--mode", "act", "--least", "2", "--most", "4", "--profile", str(profile))
+
+        def roles() -> list[str]:
+            assert ask(up.state()["url"], 2) == 200, "before, while and after it changes"
+            return sorted(one.role for one in members(up).values())
+
+        planner.until("two have each role", lambda: roles() == ["decode", "decode", "prefill", "prefill"])
+        assert acted(planner) == [("role", "prefill")]
+        assert "role_shift" in planner.reasons()
+        assert {part["pid"] for part in up.state()["workers"]} == pids, "none was started for it"
+    finally:
+        if planner is not None:
+            planner.stop()
+        up.stop()
+
+
+def test_a_worker_that_sleeps_is_woken_before_another_one_is_started(tmp_path: Path) -> None:
+    up = RunningUp(tmp_path, "--workers", "2", endless=False)
+    planner = None
+    try:
+        up.until_ready()
+        up.until("both have joined", lambda: len(members(up)) == 2)
+        command = [sys.executable, "-P", "-m", "headrace", "worker", "sleep", "worker-2"]
+        environment = {**os.environ, **up.environment()}
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert told.returncode == 0, told.stderr
+        assert members(up)["worker-2"].sleeping
+        planner = RunningPlanner(tmp_path, "--mode", "act", "--least", "2", "--most", "3")
+        planner.until("it serves again", lambda: not members(up)["worker-2"].draining)
+        assert acted(planner) == [("wake", "aggregated")]
+        assert workers(up) == 2
     finally:
         if planner is not None:
             planner.stop()
