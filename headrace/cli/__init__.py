@@ -26,7 +26,7 @@ from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
 from headrace.cli.jobs import add_jobs, add_submit
 from headrace.cli.keys import add_keys
-from headrace.cli.logins import add_init, add_steward
+from headrace.cli.logins import add_elector, add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.planner import add_planner
 from headrace.cli.tenant import add_tenant
@@ -102,6 +102,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "tenant": ("export or delete all that is stored of a tenant", add_tenant),
     "init": ("make the logins of a deployment for a nats-server of your own", add_init),
     "steward": ("keep streams and make consumers for parts that log in with a role", add_steward),
+    "elector": ("have a cluster of NATS servers elect at once when one of them dies", add_elector),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("load a running server and report latencies, or replay a trace in virtual time", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

@@ -25,10 +25,11 @@ NOBODY, NOWHERE = "127.0.0.1:1", "127.0.0.1:2"
 START_S = 60.0
 LAME_DUCK_S = 60.0
 SIZE = 3
+SYSTEM = {"user": "system", "password": "system"}
 
 
 class NatsCluster:
-    """Enter it to run the servers. They have no logins and share one account."""
+    """Enter it to run the servers. Clients without a login share one account; that of `SYSTEM` is in the system account."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -138,6 +139,12 @@ def _extra(n: int, listen: str, advertise: str, routes: list[str]) -> str:
         "  connect_retries: 1000000",
         "  no_advertise: true",
         "}",
+        "accounts {",
+        "  HR { jetstream: enabled, users: [{user: anybody, password: anybody}] }",
+        f"  SYS {{ users: [{json.dumps(SYSTEM)}] }}",
+        "}",
+        "system_account: SYS",
+        "no_auth_user: anybody",
     ]
     return "\n".join(lines)
 
