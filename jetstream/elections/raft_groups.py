@@ -32,11 +32,12 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class RaftGroup(msgspec.Struct, frozen=True):
-    """A group as one of its servers sees it. `leader` is the id of a server, empty while none is known."""
+    """A group as one of its servers sees it. `leader` and `voted_for` are ids of servers, empty while there is none."""
 
     state: str = ""
     term: int = 0
     leader: str = ""
+    voted_for: str = ""
     quorum_needed: int = 0
     peers: dict[str, Member] = {}
     system_account: bool = False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jetstream.elections.overdue import AGAIN_S, CALLS, Answers, Call, Overdue
+from headrace.jetstream.elections.overdue import AGAIN_S, CALLS, SPLIT_AGAIN_S, Answers, Call, Overdue
 from headrace.jetstream.elections.raft_groups import Member, RaftGroup
 
 PEERS = {"id1": Member("n1"), "id2": Member("n2"), "id3": Member("n3")}
@@ -53,7 +53,26 @@ def test_a_group_that_somebody_else_has_called_gets_the_time_of_an_election() ->
     assert overdue.due(AGAIN_S, called, {"n1"}) == [Call("g", 8)]
 
 
-def test_candidates_that_collided_are_called_again_and_not_for_ever() -> None:
+@pytest.mark.parametrize(
+    ("second", "third", "split"),
+    [
+        (group("CANDIDATE", "", voted_for="id2"), group("CANDIDATE", "", voted_for="id3"), True),
+        (group("CANDIDATE", "", voted_for="id2"), group("FOLLOWER", "", voted_for="id2"), False),  # it has won
+        (group("CANDIDATE", "", voted_for="id2"), group("FOLLOWER", ""), False),  # this one is about to vote
+        (group("CANDIDATE", "", term=8, voted_for="id2"), group("CANDIDATE", "", voted_for="id3"), False),
+    ],
+)
+def test_candidates_that_have_voted_for_themselves_are_called_again_at_once(
+    second: RaftGroup, third: RaftGroup, split: bool
+) -> None:
+    overdue = Overdue()
+    assert overdue.due(0.0, answers(group(), group()), {"n1"})
+    assert not overdue.due(SPLIT_AGAIN_S - 0.01, answers(second, third), {"n1"})
+    assert bool(overdue.due(SPLIT_AGAIN_S, answers(second, third), {"n1"})) is split
+    assert overdue.due(2 * AGAIN_S, answers(second, third), {"n1"})
+
+
+def test_a_group_that_stays_without_a_leader_is_called_again_and_not_for_ever() -> None:
     overdue = Overdue()
     assert len(overdue.due(0.0, answers(group(), group()), {"n1"})) == 1
     collided = answers(group("CANDIDATE", ""), group("CANDIDATE", ""))
