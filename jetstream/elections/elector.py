@@ -1,9 +1,10 @@
 """Watches the servers of a cluster, and calls the elections of what a server led that is gone.
 
-It holds one connection to each server, as a user of the system account. A server is gone when its connection ends or when it
-answers no ping for a second. Then the others are asked for their raft groups, over and over until all have leaders again; while
-nobody is gone nothing is asked. A server that only this process does not reach answers by way of the others, and is left alone.
-Any number of electors may run; one beside each server is meant.
+It holds one connection to each server, as a user of the system account, and sends small messages from each to all. A server is
+gone when its connection ends, when it answers nothing, or when no messages from most of the others arrive there. Then the others
+are asked for their raft groups, over and over until all have leaders again; while nobody is gone nothing is asked. A server that
+only this process does not reach answers by way of the others, and is left alone. Any number of electors may run; one beside each
+server is meant.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from headrace.jetstream.elections.raft_groups import (
     vote_request,
     vote_subject,
 )
+from headrace.jetstream.elections.reach import Reach
 from headrace.jetstream.errors import AccessDenied, ConnectError, ServerUnreachable
 from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger(__name__)
 
 PING_S = 0.25
-SILENT_S = 1.0
+SILENT_S = 0.75
 REDIAL_S = 0.25
 DIAL_S = 1.0
 LISTEN_S = 0.1  # also for a server that only the others reach
@@ -60,9 +62,11 @@ class Elector:
         self._gone: dict[str, float] = {}  # name → since when
         self._news = asyncio.Event()
         self._overdue = Overdue()
+        self._reach = Reach(len(set(options.servers)))
         self._tasks = TaskScope()
         self._inbox = f"{options.inbox}.elector.{time.monotonic_ns()}"
         self._accounts: frozenset[str] = frozenset()
+        self._accounts_read = 0.0
         self._asked = 0
 
     @property
@@ -117,26 +121,57 @@ class Elector:
             core.mark_up()
             name = str(core.info.get("server_name", ""))
             self._cores[name] = core
+            self._reach.forget(name)
             if self._gone.pop(name, None) is not None:
                 log.info("elector.server_back", server=name)
             try:
-                await _until_gone(core)
+                await self._until_gone(name, core)
             finally:
                 if self._cores.get(name) is core:
                     del self._cores[name]
+                    self._reach.forget(name)
                     self._gone[name] = time.monotonic()
                     self._news.set()
                 await abandon(core)
 
+    async def _until_gone(self, name: str, core: CoreClient) -> None:
+        """Return when the connection ended, or the server has answered nothing for too long."""
+        down = asyncio.Event()
+        core.on_down = down.set
+
+        def arrived(_subject: bytes, _reply: bytes, data: bytes, _headers: bytes | None) -> None:
+            self._reach.arrived(name, data.decode("utf-8", "replace"), time.monotonic())
+
+        core.tap(f"{self._inbox}.reach", arrived)
+        try:
+            while core.up:
+                core.send_now(wire.pub(f"{self._inbox}.reach", name.encode()))
+                await core.barrier(SILENT_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(down.wait(), PING_S)
+        except (TimeoutError, nats_errors.Error):
+            return
+
+    def _note_cut_off(self) -> None:
+        """Note servers that are cut off from most of the others, though not from here, and those that no longer are."""
+        now = time.monotonic()
+        cut_off = self._reach.cut_off(now, SILENT_S)
+        for name in self._cores:
+            if name in cut_off:
+                self._gone.setdefault(name, now)
+            elif self._gone.pop(name, None) is not None:
+                log.info("elector.server_back", server=name)
+
     async def _look(self) -> None:
         """Wait for a server to be gone, then call what is due. Returns after one look."""
+        self._note_cut_off()
         now = time.monotonic()
         if not any(now - since < OUTAGE_S for since in self._gone.values()):
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), ACCOUNTS_S)
-                return
-            await self._read_accounts(ANSWER_S)
+                await asyncio.wait_for(self._news.wait(), PING_S)
+            if now - self._accounts_read > ACCOUNTS_S:
+                await self._read_accounts(ANSWER_S)
             return
         answers = await self.groups()
         gone = [name for name in self._gone if name not in answers]
@@ -159,7 +194,7 @@ class Elector:
                 answers.setdefault(answer[0], {}).update(answer[1])
 
         def whole() -> bool:
-            return bool(answers) and all(heard[name] >= len(accounts) for name in self._cores)
+            return bool(answers) and all(heard[name] >= len(accounts) for name in self._cores if name not in self._gone)
 
         await self._ask(ASK_GROUPS, [groups_of(account) for account in accounts], read, whole, ANSWER_S)
         return answers
@@ -172,6 +207,7 @@ class Elector:
             if (answer := parse_accounts(data)) is not None:
                 found[answer[0]] = answer[1]
 
+        self._accounts_read = time.monotonic()
         await self._ask(ASK_ACCOUNTS, [OF_ACCOUNTS], read, lambda: bool(found) and self._cores.keys() <= found.keys(), within_s)
         if found:
             self._accounts = frozenset().union(*found.values())
@@ -204,19 +240,4 @@ class Elector:
             core.untap(tap)
 
     def _any(self) -> CoreClient | None:
-        return next((core for core in self._cores.values() if core.up), None)
-
-
-async def _until_gone(core: CoreClient) -> None:
-    """Return when the connection ended, or a ping has had no answer for too long."""
-    down = asyncio.Event()
-    core.on_down = down.set
-    try:
-        while core.up:
-            await core.barrier(SILENT_S)
-            try:
-                await asyncio.wait_for(down.wait(), PING_S)
-            except TimeoutError:
-                continue
-    except (TimeoutError, nats_errors.Error):
-        return
+        return next((core for name, core in self._cores.items() if core.up and name not in self._gone), None)

@@ -1,10 +1,10 @@
 """Reads what servers of a cluster say of their raft groups, and writes the message that has a group elect soon.
 
-Every stream, bucket and consumer with copies is a raft group, and so is all of JetStream (`_meta_`). Its followers wait 4 to 9 s
-after the last message of a leader. A request for votes in a newer term ends that wait: a follower whose log is newer than the
-asking one's refuses its vote, and campaigns itself within 0.1 to 0.8 s. The message written here asks for the votes of an empty
-log, so nobody who has stored anything grants it, and what is stored and confirmed cannot be lost by it: it is what a member that
-lost its disk would send. A leader that lives steps down at it and is followed by one that is elected as soon.
+Every stream, bucket and consumer with copies is a raft group, and so is all of JetStream (`_meta_`). Its followers wait 4 to
+9 s after the last message of a leader. A request for votes in a newer term ends that wait: a follower whose log is newer than
+the asking one's refuses its vote, and campaigns itself within 0.1 to 0.8 s. The message written here asks for the votes of an
+empty log, so nobody who has stored anything grants it, and what is stored and confirmed cannot be lost by it: it is what a
+member that lost its disk would send. A leader that lives steps down at it, and one is elected as soon.
 
 Only users of the system account may send it. It is no documented interface of nats-server; a message of a length that a server
 does not expect is logged there and has no effect.

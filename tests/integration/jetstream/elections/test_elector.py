@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -116,6 +117,31 @@ async def test_a_server_that_only_the_elector_does_not_reach_goes_on_leading(clu
             assert not [entry for entry in logs if entry["event"] == "elector.called"]
             assert (await watched.led()).term == before.term
             assert OUTAGE_S > 2, "it would not have looked"
+
+
+async def test_a_server_that_is_cut_off_and_keeps_its_clients_is_followed_by_another(cluster: NatsCluster) -> None:
+    async with Watched(system(cluster)) as watched:
+        async with await Connection.connect(ConnectOptions(servers=cluster.urls), subjects=Subjects("hr")) as connection:
+            async with asyncio.timeout(60):
+                while await cluster.leader(STREAM) != "n1":
+                    with contextlib.suppress(ApiError, JetStreamError):
+                        await connection.api.call(f"STREAM.LEADER.STEPDOWN.{STREAM}", {"placement": {"preferred": "n1"}})
+                    await asyncio.sleep(0.5)
+        before = await watched.led()
+        with capture_logs() as logs:
+            cluster.cut_off_first()
+            try:
+                async with asyncio.timeout(60):
+                    while not any(entry["event"] == "elector.called" for entry in logs):
+                        await asyncio.sleep(0.02)
+                after = await watched.led()
+            finally:
+                cluster.mend()
+        assert after.term >= before.term + 2
+        assert next(entry for entry in logs if entry["event"] == "elector.called")["gone"] == ["n1"]
+        async with asyncio.timeout(60):
+            while len(await watched.views()) < SIZE:
+                await asyncio.sleep(0.1)
 
 
 async def test_a_login_outside_the_system_account_is_refused_with_the_reason(
