@@ -43,6 +43,7 @@ def add_init(commands: Any, about: str) -> None:
         metavar="ID",
         help="an id for one start of a worker of the model, with a login of its own; repeatable",
     )
+    parser.add_argument("--elector", action="store_true", help="a login for `headrace elector`, in the system account")
     parser.add_argument(
         "--jwt", action="store_true", help="accounts and users as JSON web tokens, for a nats-server in operator mode"
     )
@@ -69,8 +70,8 @@ def add_elector(commands: Any, about: str) -> None:
         "elector",
         help=about,
         description="Have a cluster of NATS servers elect within a second what a server led that died, instead of after 4 to "
-        "9 s. Runs until it is ended; run one beside each server. Its login (nats.user and nats.password, or another of nats.*) "
-        "must be of the system account, and nats.url has the addresses of all servers.",
+        "9 s. Runs until it is ended; run one beside each server. Its login must be of the system account (headrace init "
+        "--elector makes one), and nats.url has the addresses of all servers.",
         allow_abbrev=False,
     )
     add_setting_flags(parser, "control")
@@ -81,7 +82,7 @@ def _run_init(parsed: argparse.Namespace) -> int:
     from headrace.commands.init import Wanted, run_init
 
     settings, folder = read_settings(parsed, "control"), parsed.out.resolve()
-    wanted = Wanted(models=parsed.model, tenants=parsed.tenant, workers=parsed.worker)
+    wanted = Wanted(models=parsed.model, tenants=parsed.tenant, workers=parsed.worker, elector=parsed.elector)
     return run_init(settings, folder, wanted, jwt=parsed.jwt)
 
 

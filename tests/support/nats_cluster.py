@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.logins.elector_login import PERMISSIONS
 from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.proxy import NetworkProxy
 from headrace.up.frontend_probe import choose_port
@@ -141,12 +142,16 @@ def _extra(n: int, listen: str, advertise: str, routes: list[str]) -> str:
         "}",
         "accounts {",
         "  HR { jetstream: enabled, users: [{user: anybody, password: anybody}] }",
-        f"  SYS {{ users: [{json.dumps(SYSTEM)}] }}",
+        f"  SYS {{ users: [{json.dumps({**SYSTEM, 'permissions': _allowed()})}] }}",
         "}",
         "system_account: SYS",
         "no_auth_user: anybody",
     ]
     return "\n".join(lines)
+
+
+def _allowed() -> dict[str, list[str]]:
+    return {"publish": list(PERMISSIONS.publish), "subscribe": list(PERMISSIONS.subscribe)}
 
 
 def _jsz(server: EmbeddedServer) -> dict[str, Any] | None:

@@ -50,6 +50,30 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(20)
 
 
+@pytest.mark.parametrize("form", [(), ("--jwt",)], ids=["accounts", "tokens"])
+def test_electors_get_a_login_of_the_system_account_that_may_do_nothing_else(tmp_path: Path, form: tuple[str, ...]) -> None:
+    """A server that is alone has no raft groups, but says so, and to users of the system account only."""
+    logins = tmp_path / "logins"
+    init(logins, *form)
+    assert not (logins / "elector.nk").exists(), "nobody has asked for it"
+    assert "headrace elector --nats-context" in init(logins, "--elector", *form)
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=(logins / "accounts.conf").read_text())) as server:
+        init(logins, "--elector", "--nats", server.url, *form)
+        context = json.loads((logins / "elector.json").read_text())
+        assert context["url"] == server.url
+        with running(logins, "elector", "--nats-context", str(logins / "elector.json")) as process:
+            until_said(logins / "elector.log", "watches ", process)
+            assert process.poll() is None
+
+
+def until_said(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("form", "of_worker"),
     [((), ("--worker", "gpu7")), (("--jwt",), ("--worker", "gpu7")), ((), ())],
