@@ -14,7 +14,7 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.logins.elector_login import ELECTOR, PERMISSIONS, write_elector_context
+from headrace.jetstream.logins.elector_login import ELECTOR, PERMISSIONS, with_elector, write_elector_context
 from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, operator_config
 from headrace.jetstream.logins.nkey_logins import CARD_KEY, CONTEXT, accounts_config, make_keys, user_key, write_context
 from headrace.jetstream.logins.roles import Login
@@ -51,8 +51,8 @@ def run_init(settings: Settings, folder: Path, whom: Wanted, *, jwt: bool) -> in
         if jwt:
             config = operator_config(topology, folder, wanted, {ELECTOR: PERMISSIONS} if whom.elector else None)
         else:
-            electors = {user_key(folder, ELECTOR): PERMISSIONS} if whom.elector else None
-            config = accounts_config(topology, make_keys(folder, wanted), electors)
+            config = accounts_config(topology, make_keys(folder, wanted))
+            config = with_elector(config, user_key(folder, ELECTOR)) if whom.elector else config
         if whom.elector:
             write_elector_context(folder, url=url, tls=tls, credentials=ELECTOR + CREDENTIALS if jwt else "")
         for login in wanted:

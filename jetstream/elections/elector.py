@@ -2,7 +2,7 @@
 
 It holds one connection to each server, as a user of the system account, and sends small messages from each to all. A server is
 gone when its connection ends, when it answers nothing, or when no messages from most of the others arrive there. Then the
-others are asked for their raft groups, over and over until all have leaders again; while nobody is gone nothing is asked. A
+others are asked for their raft groups, over and over until all have leaders again; while none is gone nothing is asked. A
 server that only this process does not reach answers by way of the others, and is left alone. Any number of electors may run;
 one beside each server is meant.
 """

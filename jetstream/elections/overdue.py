@@ -1,7 +1,6 @@
 """Decides which raft groups are to elect now: those whose leader is gone, and which can elect.
 
-A group is called once when its servers still name the dead one as their leader. Whoever has done so before, another elector or
-the group itself, has cleared that name; then the group is left alone for as long as an election takes, and called again if it
+A group is called once when its servers still name the dead one as their leader. An earlier elector, or the group itself, has cleared that name; then the group is left alone for as long as an election takes, and called again if it
 still has no leader. Two candidates that have voted for themselves at the same time are called again at once: they would
 otherwise wait for their timers, and among twenty groups there are such.
 """
@@ -77,7 +76,7 @@ class Overdue:
 
 
 def _is_split(views: list[RaftGroup]) -> bool:
-    """Return True if all have voted in one term, and nobody can have enough votes."""
+    """Return True if all have voted in one term, and no candidate can have enough votes."""
     votes = Counter(view.voted_for for view in views)
     return (
         len({view.term for view in views}) == 1
@@ -88,5 +87,5 @@ def _is_split(views: list[RaftGroup]) -> bool:
 
 
 def _can_be_asked(view: RaftGroup) -> bool:
-    """Return False for a group whose messages are in an account of its own, where nobody else may send."""
+    """Return False for a group whose messages are in an account of its own, where no other one may send."""
     return not view.traffic_account or view.system_account

@@ -3,7 +3,7 @@
 Every stream, bucket and consumer with copies is a raft group, and so is all of JetStream (`_meta_`). Its followers wait 4 to
 9 s after the last message of a leader. A request for votes in a newer term ends that wait: a follower whose log is newer than
 the asking one's refuses its vote, and campaigns itself within 0.1 to 0.8 s. The message written here asks for the votes of an
-empty log, so nobody who has stored anything grants it, and what is stored and confirmed cannot be lost by it: it is what a
+empty log, so no member with a log grants it, and what is stored and confirmed cannot be lost by it: it is what a
 member that lost its disk would send. A leader that lives steps down at it, and one is elected as soon.
 
 Only users of the system account may send it. It is no documented interface of nats-server; a message of a length that a server
@@ -106,5 +106,5 @@ def vote_subject(group: str) -> str:
 
 
 def vote_request(term: int) -> bytes:
-    """Return a request for votes in this term that nobody who has stored anything grants."""
+    """Return a request for votes in this term that no member with a log grants."""
     return _REQUEST.pack(term, 0, 0, _NOBODY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Reach:
-    """When a message that was sent at one server last arrived at another. `size`: how many servers there are."""
+    """The times at which messages of one server last arrived at another. `size`: how many servers there are."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -139,10 +139,8 @@ def write_private_context(path: Path, context: Mapping[str, object]) -> Path:
     return path
 
 
-def accounts_config(topology: Topology, keys: Mapping[Login, str], system: Mapping[str, Permissions] | None = None) -> str:
+def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     """Return the accounts of a server's configuration: one with the streams, and one with a user for each login.
-
-    `system` has the users of the system's account by their public keys; without them that is the server's own.
 
     The account of the streams has no user. What parts may do there is exported, and their allow-lists say which of them may do
     what; answers of the server stay in the account of the parts.
@@ -162,15 +160,7 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str], system: Mappi
     for login, key in sorted(keys.items()):
         allowed = _permission_lines(permissions(topology, login))
         lines += [f"      # {login.name}", "      {", f"        nkey: {key}", *allowed, "      }"]
-    lines += ["    ]", "  }"]
-    if system:
-        lines += ["  SYS: {", "    users: ["]
-        for key, allowance in system.items():
-            lines += ["      {", f"        nkey: {key}", *_permission_lines(allowance), "      }"]
-        lines += ["    ]", "  }", "}", "system_account: SYS"]
-    else:
-        lines.append("}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "    ]", "  }", "}"]) + "\n"
 
 
 def exported_subjects(topology: Topology) -> list[str]:
