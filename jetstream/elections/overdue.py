@@ -1,8 +1,9 @@
 """Decides which raft groups are to elect now: those whose leader is gone, and which can elect.
 
-A group is called once when its servers still name the dead one as their leader. An earlier elector, or the group itself, has cleared that name; then the group is left alone for as long as an election takes, and called again if it
-still has no leader. Two candidates that have voted for themselves at the same time are called again at once: they would
-otherwise wait for their timers, and among twenty groups there are such.
+A group is called once when its servers still name the dead one as their leader. An earlier elector, or the group itself, has
+cleared that name; then the group is left alone for as long as an election takes, and called again if it still has no leader.
+Two candidates that have voted for themselves at the same time are called again at once: they would otherwise wait for their
+timers, and among twenty groups there are such.
 """
 
 from __future__ import annotations
