@@ -29,13 +29,13 @@ class ServerSettings:
         Setting("Tenants that store jobs over NATS themselves: each gets a login of its own.", "--nats-tenants"),
     ] = ()
     encrypt: Annotated[
-        Literal["none", "chacha"],
+        Literal["none", "aes"],
         Setting(
-            "Whether the embedded NATS server encrypts what it stores on the disk: with XChaCha20 (chacha), or not (none). A "
+            "Whether the embedded NATS server encrypts what it stores on the disk: with AES-256 (aes), or not (none). A "
             "store in plain text is encrypted at the next start; an encrypted one stays so.",
             "--nats-encrypt",
         ),
-    ] = "chacha"
+    ] = "aes"
     store_key: Annotated[
         str | None,
         Setting(

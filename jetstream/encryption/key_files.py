@@ -5,8 +5,8 @@ lies beside it in a `.key` file, encrypted under one that follows from the store
 opens.  So a stream in the folder of another account, or under another key of the store, can be read once its key files are
 written anew; the messages stay as they are.
 
-The format is that of `genEncryptionKeys` in nats-server's filestore.go with XChaCha20-Poly1305: 24 bytes nonce, then the
-encrypted key with its tag. The nonce is that of the block's messages too, hence it stays.
+The format is that of `genEncryptionKeys` in nats-server's filestore.go with AES: 16 bytes nonce, then the key encrypted by
+AES-256-GCM with its tag. The nonce is that of the block's messages too, hence it stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 META_KEY = "meta.key"  # of a stream, in its folder; of a consumer, in its own
 META = "meta.inf"
-NONCE_BYTES = 24
+NONCE_BYTES = 16
 KEY_FILE_BYTES = NONCE_BYTES + 32 + 16
 
 
@@ -69,21 +69,21 @@ def _above(wrapping: Wrapping, context: str) -> bytes:
 
 
 def _unwrapped(found: bytes, wrapping: Wrapping, context: str) -> bytes | None:
-    from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_decrypt as decrypt
-    from nacl.exceptions import CryptoError
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     if len(found) != KEY_FILE_BYTES:
         return None
     try:
-        return bytes(decrypt(found[NONCE_BYTES:], None, found[:NONCE_BYTES], _above(wrapping, context)))
-    except CryptoError:
+        return AESGCM(_above(wrapping, context)).decrypt(found[:NONCE_BYTES], found[NONCE_BYTES:], None)
+    except InvalidTag:
         return None
 
 
 def _wrapped(secret: bytes, nonce: bytes, wrapping: Wrapping, context: str) -> bytes:
-    from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_encrypt as encrypt
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    return nonce + bytes(encrypt(secret, None, nonce, _above(wrapping, context)))
+    return nonce + AESGCM(_above(wrapping, context)).encrypt(nonce, secret, None)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -26,7 +26,7 @@ NOTE = "store.key.id"  # tells later starts which key it was, and nothing of it
 MOVED = "headrace-moved"  # in the folder of a stream: the accounts that it had before
 STREAMS = "jetstream/*/streams/*"  # in the store
 _TEXT = re.compile(r"[A-Za-z0-9+/=_.-]{32,512}")
-_ENCRYPT = "--nats-encrypt chacha"
+_ENCRYPT = "--nats-encrypt aes"
 
 
 class StoreKeyUnusable(ConnectError):

@@ -27,7 +27,7 @@ TOKEN_S = 0.02
 ENGINE = (f'timing_overrides={{"decode_base_s": {TOKEN_S}, "prefill_tokens_per_s": 20000}}', "slots=64")
 
 
-async def damaged(folder: Path, damage: Callable[[Path], None], *, encrypt: Literal["none", "chacha"]) -> None:
+async def damaged(folder: Path, damage: Callable[[Path], None], *, encrypt: Literal["none", "aes"]) -> None:
     """Promise: every open request is answered in full and once, streams without a missing or repeated token. New requests get
     a typed error until the model's card is there again, seconds later. A response in the background is known all the time. No
     part is started again. Messages that a damaged store brings back are asked about and dropped."""
@@ -74,9 +74,9 @@ def url(scene: Scene) -> str:
     return f"http://{address.host}:{address.port}"
 
 
-@pytest.mark.parametrize("encrypt", ["none", "chacha"])
+@pytest.mark.parametrize("encrypt", ["none", "aes"])
 @pytest.mark.parametrize("damage", [truncate, garble, garble_descriptions, delete])
 async def test_a_store_that_is_damaged_while_the_server_is_down_costs_no_open_request(
-    tmp_path: Path, damage: Callable[[Path], None], encrypt: Literal["none", "chacha"]
+    tmp_path: Path, damage: Callable[[Path], None], encrypt: Literal["none", "aes"]
 ) -> None:
     await damaged(tmp_path, damage, encrypt=encrypt)

@@ -18,7 +18,7 @@ from headrace.jetstream.embedded_server import find_binary
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KEY = "k" + "0e5" * 21
 SECRET = b"my PIN is 4711"
-LINES = ("cipher: chacha", "key: $HEADRACE_STORE_KEY")
+LINES = ("cipher: aes", "key: $HEADRACE_STORE_KEY")
 
 
 def config_of(name: str) -> str:
@@ -53,7 +53,7 @@ async def test_with_the_two_lines_nothing_is_stored_in_plain_text(name: str, enc
     finally:
         server.terminate()
         server.wait()
-    assert ("ChaCha20-Poly1305" in (tmp_path / "log").read_text()) == encrypted
+    assert ("AES-GCM" in (tmp_path / "log").read_text()) == encrypted
     plain = [file for file in (tmp_path / "store").rglob("*") if file.is_file() and SECRET in file.read_bytes()]
     assert bool(plain) != encrypted
 

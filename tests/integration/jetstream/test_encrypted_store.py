@@ -136,7 +136,7 @@ async def test_an_encrypted_store_is_not_used_without_encryption_without_its_key
             EmbeddedServer(tmp_path, settings).start()
         assert all(word in str(failed.value) for word in words), failed.value
 
-    refused(PLAIN, str(tmp_path / "store"), "is encrypted", "--nats-encrypt chacha")
+    refused(PLAIN, str(tmp_path / "store"), "is encrypted", "--nats-encrypt aes")
     key.unlink()
     refused(ServerSettings(), str(key), "is gone", "--nats-store-key")
     assert not key.exists(), "no other one is made in its place"

@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_left_to_the_server(tmp_path: Path) -> Non
     assert set_damaged_aside(tmp_path) == ()
 
 
-@pytest.mark.parametrize(("size", "damaged"), [(0, False), (10, True), (23, True), (24, False), (60, False)])
+@pytest.mark.parametrize(("size", "damaged"), [(0, False), (10, True), (15, True), (16, False), (60, False)])
 def test_of_encrypted_files_only_those_shorter_than_their_nonce_are_set_aside(tmp_path: Path, size: int, damaged: bool) -> None:
     file = tmp_path / "jetstream" / "$G" / "streams" / "S" / "obs" / "C" / "o.dat"
     file.parent.mkdir(parents=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jetstream.encryption import key_files
-from headrace.jetstream.encryption.key_files import KEY_FILE_BYTES, Wrapping, opens, wrap_again
+from headrace.jetstream.encryption.key_files import KEY_FILE_BYTES, NONCE_BYTES, Wrapping, opens, wrap_again
 
 ONE = Wrapping("one" * 20, "$G")
 TWO = Wrapping("two" * 20, "HR")
@@ -20,7 +20,7 @@ def stream(tmp_path: Path) -> Path:
     folder = tmp_path / "S"
     for name, context in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(key_files._wrapped(secrets.token_bytes(32), secrets.token_bytes(24), ONE, context))
+        (folder / name).write_bytes(key_files._wrapped(secrets.token_bytes(32), secrets.token_bytes(NONCE_BYTES), ONE, context))
     return folder
 
 
@@ -30,12 +30,14 @@ def held(stream: Path, wrapping: Wrapping) -> dict[str, bytes | None]:
 
 def test_every_key_stays_and_is_under_the_new_one_alone(stream: Path) -> None:
     before = held(stream, ONE)
-    nonces = {name: (stream / name).read_bytes()[:24] for name in FILES}
+    nonces = {name: (stream / name).read_bytes()[:NONCE_BYTES] for name in FILES}
     assert all(before.values())
     assert wrap_again(stream, TWO, [ONE]) == 0
     assert held(stream, TWO) == before
     assert not any(held(stream, ONE).values())
-    assert {name: (stream / name).read_bytes()[:24] for name in FILES} == nonces, "a block is encrypted under its nonce, too"
+    assert {name: (stream / name).read_bytes()[:NONCE_BYTES] for name in FILES} == nonces, (
+        "a block is encrypted under its nonce, too"
+    )
     assert {path.name for path in stream.rglob("*") if path.is_file()} == {Path(name).name for name in FILES}
     assert (opens(stream, TWO), opens(stream, ONE)) == (True, False)
 

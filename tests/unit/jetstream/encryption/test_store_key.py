@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.jetstream.encryption import key_files
-from headrace.jetstream.encryption.key_files import Wrapping, opens
+from headrace.jetstream.encryption.key_files import KEY_FILE_BYTES, Wrapping, opens
 from headrace.jetstream.encryption.store_key import KEY, MOVED, NOTE, StoreKey, StoreKeyUnusable, note_move, plain_streams
 
 OLD, NEW = "o" * 64, "n" * 64
@@ -22,7 +22,9 @@ def stored(data: Path, name: str, key: str | None, *, account: str = "$G") -> Pa
     (stream / "meta.inf").write_text("{}")
     for path, context in ((stream / "meta.key", name), (stream / "msgs" / "1.key", f"{name}:1")) if key else ():
         path.write_bytes(
-            key_files._wrapped(secrets.token_bytes(32), secrets.token_bytes(24), Wrapping(key or "", account), context)
+            key_files._wrapped(
+                secrets.token_bytes(32), secrets.token_bytes(key_files.NONCE_BYTES), Wrapping(key or "", account), context
+            )
         )
     return stream
 
@@ -82,7 +84,7 @@ def test_one_stream_under_another_key_is_refused_and_a_damaged_one_is_not(tmp_pa
     other.rename(tmp_path / "aside")
     StoreKey(tmp_path).open()
     for stream in (whole, stored(tmp_path, "C", OLD)):
-        (stream / "meta.key").write_bytes(b"?" * 72)
+        (stream / "meta.key").write_bytes(b"?" * KEY_FILE_BYTES)
     assert StoreKey(tmp_path).open() == OLD, "it is the key of the last start"
 
 
@@ -104,7 +106,7 @@ def test_a_store_that_is_encrypted_is_not_used_without_encryption(tmp_path: Path
     stored(tmp_path, "A", None)
     StoreKey(tmp_path).refuse_encrypted()
     stored(tmp_path, "B", OLD)
-    with pytest.raises(StoreKeyUnusable, match="--nats-encrypt chacha"):
+    with pytest.raises(StoreKeyUnusable, match="--nats-encrypt aes"):
         StoreKey(tmp_path).refuse_encrypted()
 
 
