@@ -190,6 +190,7 @@ def test_a_worker_of_the_role_that_has_too_many_really_takes_the_role_that_has_t
             return sorted(one.role for one in members(up).values())
 
         planner.until("two have each role", lambda: roles() == ["decode", "decode", "prefill", "prefill"])
+        planner.until("it has the worker's answer", lambda: bool(acted(planner)))
         assert acted(planner) == [("role", "prefill")]
         assert "role_shift" in planner.reasons()
         assert {part["pid"] for part in up.state()["workers"]} == pids, "none was started for it"
@@ -212,6 +213,7 @@ def test_a_worker_that_sleeps_is_woken_before_another_one_is_started(tmp_path: P
         assert members(up)["worker-2"].sleeping
         planner = RunningPlanner(tmp_path, "--mode", "act", "--least", "2", "--most", "3")
         planner.until("it serves again", lambda: not members(up)["worker-2"].draining)
+        planner.until("it has the worker's answer", lambda: bool(acted(planner)))
         assert acted(planner) == [("wake", "aggregated")]
         assert workers(up) == 2
     finally:
