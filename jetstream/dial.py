@@ -167,4 +167,7 @@ def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
         )
     if isinstance(error, AccessDenied):
         return AccessDenied(f"the user at {options.address} lacks a permission: {text}")
+    if isinstance(error, (BrokenPipeError, ConnectionResetError)) and options.wants_tls:
+        # a write failed before the server's alert was read, which would say why
+        text += "; the server may want a client certificate, or another one"
     return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")

@@ -289,7 +289,7 @@ async def test_a_restart_loses_no_message_and_no_credit(
         got.append(delivery.data)
         delivery.ack()
 
-    loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), on_delivery, credit=10)
+    loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), on_delivery, credit=10, expires_s=30)
     async with running(loop):
         await put(connection, subjects, 4)
         await until(lambda: len(got) == 4)
@@ -303,7 +303,7 @@ async def test_a_restart_loses_no_message_and_no_credit(
         await own_server.start_async()
         await until(lambda: connection.connected)
         await put(connection, subjects, 10, start=4)
-        await until(lambda: loop.credit == 0, timeout_s=1.5)  # trap 4: a fetch would wait out its own timeout first
+        await until(lambda: loop.credit == 0, timeout_s=10)  # trap 4: a fetch would wait out its own timeout first
         await connection.barrier()
         assert sorted(got, key=int) == [b"%d" % n for n in range(10)]
 

@@ -1,10 +1,11 @@
-"""A server whose permissions can be passed in a published way is named, with the version to use instead."""
+"""What is said of a server whose permissions can be passed in a published way, and of one that ends a connection."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.jetstream.dial import safer_version
+from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.dial import _connect_error, safer_version
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,10 @@ from headrace.jetstream.dial import safer_version
 )
 def test_a_version_with_published_ways_around_permissions_is_named(version: str, safer: str | None) -> None:
     assert safer_version(version) == safer
+
+
+def test_a_connection_that_ends_while_tls_begins_is_told_what_it_may_want() -> None:
+    tls, plain = ConnectOptions(servers=("tls://nats:4222",)), ConnectOptions(servers=("nats://nats:4222",))
+    assert "client certificate" in str(_connect_error(tls, BrokenPipeError(32, "Broken pipe")))
+    assert "client certificate" not in str(_connect_error(plain, BrokenPipeError(32, "Broken pipe")))
+    assert "client certificate" not in str(_connect_error(tls, TimeoutError()))
