@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.engine import WIDEST_BEAM_SEARCH, Capabilities, EngineConfig, EngineInfo, several
-from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTER_OPERATIONS, adapters_of
+from headrace.workers.models.tokenizer_file import tokenizer_folder
 from headrace.workers.sglang.adapters import read_adapter
 from headrace.workers.sglang.convert import GUIDED
 from headrace.workers.sglang.disagg_rendezvous import (
@@ -34,7 +34,9 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
     return EngineInfo(
         engine="sglang",
         version=version,
-        tokenizer_dir=str(_tokenizer_folder(str(args.tokenizer_path or args.model_path), args.revision)),
+        tokenizer_dir=str(
+            tokenizer_folder(str(args.tokenizer_path or args.model_path), args.revision, lambda: manager.tokenizer)
+        ),
         # The longest prompt that the scheduler takes has a token less than this.
         context_length=min(model.context_len, int(scheduler["max_req_input_len"])),
         block_size=args.page_size,
@@ -142,19 +144,3 @@ def _default_sampling(model: Any) -> dict[str, Any]:
     known = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given: Mapping[str, Any] = model.get_default_sampling_params() or {}
     return {name: given[name] for name in known if given.get(name) is not None}
-
-
-def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
-    folder = Path(tokenizer)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(tokenizer, "tokenizer.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
-    if not (folder / "tokenizer.json").is_file():
-        raise EngineStartFailed(
-            f"{tokenizer} has no tokenizer.json, and Headrace needs a tokenizer in that form: requests come as token ids. "
-            "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER) writes it where transformers can convert the model's "
-            "own; give that folder as tokenizer_path"
-        )
-    return folder

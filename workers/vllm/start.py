@@ -17,6 +17,7 @@ from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.models.download_progress import growth_reported
 from headrace.workers.models.model_check import hub_folder
+from headrace.workers.models.tokenizer_file import tokenizer_folder
 from headrace.workers.vllm.adapters import Adapters, load_adapters, read_adapter
 from headrace.workers.vllm.embeddings.settings import encoder_word
 from headrace.workers.vllm.forked_core import forked_core, may_fork
@@ -165,7 +166,7 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
     return EngineInfo(
         engine="vllm",
         version=version,
-        tokenizer_dir=str(_tokenizer_folder(model)),
+        tokenizer_dir=str(tokenizer_folder(model.tokenizer, model.tokenizer_revision, llm.renderer.get_tokenizer)),
         context_length=model.max_model_len,
         block_size=cache.block_size,
         blocks=cache.num_gpu_blocks or 0,  # an encoder has none
@@ -206,15 +207,3 @@ def _eos_ids(llm: Any) -> tuple[int, ...]:
     configured = llm.model_config.try_get_generation_config().get("eos_token_id") or ()
     ids = [llm.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
-
-
-def _tokenizer_folder(model: Any) -> Path:
-    folder = Path(model.tokenizer)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model.tokenizer, "tokenizer.json", revision=model.tokenizer_revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
-    if not (folder / "tokenizer.json").is_file():
-        raise EngineStartFailed(f"{model.tokenizer} has no tokenizer.json; Headrace needs a tokenizer in that form")
-    return folder
