@@ -32,10 +32,11 @@ class ServerSettings:
         Literal["none", "aes"],
         Setting(
             "Whether the embedded NATS server encrypts what it stores on the disk: with AES-256 (aes), or not (none). A "
-            "store in plain text is encrypted at the next start; an encrypted one stays so.",
+            "store in plain text is encrypted at the next start; an encrypted one stays so. nats-server 2.15.1 can lose a "
+            "whole stream of an encrypted store when it is killed.",
             "--nats-encrypt",
         ),
-    ] = "aes"
+    ] = "none"
     store_key: Annotated[
         str | None,
         Setting(

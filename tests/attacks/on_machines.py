@@ -64,7 +64,7 @@ ATTEMPTS = (
         "M4",
         "L",
         "has the disk, a backup or a snapshot of the store, and not its key",
-        "encrypted: no prompt, key or answer is in a file",
+        "with `--nats-encrypt aes` no prompt, key or answer is in a file; **in plain text without**",
         (
             f"{STORE}::test_no_file_holds_what_is_stored_unless_encryption_is_turned_off",
             f"{STORE}::test_a_store_in_plain_text_is_encrypted_at_the_next_start_and_keeps_every_message",

@@ -61,11 +61,11 @@ def secret_files(folder: Path) -> set[str]:
 
 
 def test_prompts_files_and_results_are_in_no_file_and_are_kept_over_starts_that_turn_encryption_on(tmp_path: Path) -> None:
-    with started(tmp_path, "--nats-encrypt", "none") as up:
+    with started(tmp_path) as up:
         response = store(up)
     assert any(name.endswith(".blk") for name in secret_files(tmp_path)), "else this test would show nothing"
     for again in (False, True):
-        with started(tmp_path) as up:
+        with started(tmp_path, "--nats-encrypt", "aes") as up:
             assert not secret_files(tmp_path)
             with OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", timeout=TIMEOUT_S) as openai:
                 assert openai.responses.retrieve(response).output_text
@@ -77,7 +77,7 @@ def test_prompts_files_and_results_are_in_no_file_and_are_kept_over_starts_that_
 
 
 def test_nobody_but_the_server_is_told_the_key_and_with_another_one_up_does_not_start(tmp_path: Path) -> None:
-    with started(tmp_path) as up:
+    with started(tmp_path, "--nats-encrypt", "aes") as up:
         file = up.run_file.parents[1] / "nats" / "store.key"
         key = file.read_text().strip()
         server = up.state()["nats"]["pid"]
@@ -90,10 +90,23 @@ def test_nobody_but_the_server_is_told_the_key_and_with_another_one_up_does_not_
         assert up.chat()
     for other in ("0" * 64, None):
         file.write_text(other) if other else file.unlink()
-        command = [sys.executable, "-P", "-m", "headrace", "up", "--engine", "sim", "--port", "0", "--no-console"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "headrace",
+            "up",
+            "--engine",
+            "sim",
+            "--port",
+            "0",
+            "--no-console",
+            "--nats-encrypt",
+            "aes",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == EXIT_CONFIGURATION
         assert str(file) in done.stderr
     file.write_text(key)
-    with started(tmp_path) as up:
+    with started(tmp_path, "--nats-encrypt", "aes") as up:
         assert up.chat()

@@ -21,6 +21,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
 PLAIN = ServerSettings(encrypt="none")
+ENCRYPTED = ServerSettings(encrypt="aes")
 SECRET = b"my PIN is 4711"
 S = Subjects("hr")
 TOPOLOGY = Topology(S)
@@ -29,7 +30,7 @@ STREAMS = {spec.name for spec in ON_DISK}
 
 
 @contextlib.asynccontextmanager
-async def running(data: Path, settings: ServerSettings | None = None) -> AsyncIterator[Connection]:
+async def running(data: Path, settings: ServerSettings = ENCRYPTED) -> AsyncIterator[Connection]:
     server = EmbeddedServer(data, settings)
     await server.start_async()
     try:
@@ -88,7 +89,7 @@ def in_plain_text(folder: Path) -> list[Path]:
 
 
 async def test_no_file_holds_what_is_stored_unless_encryption_is_turned_off(tmp_path: Path) -> None:
-    for name, settings in (("plain", PLAIN), ("encrypted", ServerSettings())):
+    for name, settings in (("plain", PLAIN), ("encrypted", ENCRYPTED)):
         async with running(tmp_path / name, settings) as connection:
             await store(connection)
     assert {file.parts[-3] for file in in_plain_text(tmp_path / "plain")} >= STREAMS
@@ -138,17 +139,17 @@ async def test_an_encrypted_store_is_not_used_without_encryption_without_its_key
 
     refused(PLAIN, str(tmp_path / "store"), "is encrypted", "--nats-encrypt aes")
     key.unlink()
-    refused(ServerSettings(), str(key), "is gone", "--nats-store-key")
+    refused(ENCRYPTED, str(key), "is gone", "--nats-store-key")
     assert not key.exists(), "no other one is made in its place"
     for other in ("0" * 64, "nonsense"):
         key.write_text(other + "\n")
-        refused(ServerSettings(), str(key))
+        refused(ENCRYPTED, str(key))
     (tmp_path / f"{KEY}.id").unlink()
     key.write_text("0" * 64 + "\n")
-    refused(ServerSettings(), str(key), "opens 0 of its")
+    refused(ENCRYPTED, str(key), "opens 0 of its")
     moved = tmp_path.parent / f"{tmp_path.name}-elsewhere"
     moved.write_text(right)
-    async with running(tmp_path, ServerSettings(store_key=str(moved))) as connection:
+    async with running(tmp_path, ServerSettings(encrypt="aes", store_key=str(moved))) as connection:
         assert await found(connection) == before
 
 
@@ -157,7 +158,7 @@ async def test_the_key_is_replaced_and_the_old_one_opens_nothing_any_more(tmp_pa
         await store(connection)
         before = await found(connection)
     (tmp_path / KEY).rename(tmp_path / "old.key")
-    replacing = ServerSettings(old_store_key=str(tmp_path / "old.key"))
+    replacing = ServerSettings(encrypt="aes", old_store_key=str(tmp_path / "old.key"))
     (tmp_path / KEY).write_text("n" * 64)
     (tmp_path / KEY).chmod(0o600)
     async with running(tmp_path, replacing) as connection:
@@ -165,7 +166,7 @@ async def test_the_key_is_replaced_and_the_old_one_opens_nothing_any_more(tmp_pa
     async with running(tmp_path) as connection:
         assert await found(connection) == before
     with pytest.raises(StoreKeyUnusable, match="is not that of"):
-        EmbeddedServer(tmp_path, ServerSettings(store_key=str(tmp_path / "old.key"))).start()
+        EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", store_key=str(tmp_path / "old.key"))).start()
 
 
 async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away
         await store(connection)
         before = await found(connection)
     (tmp_path / KEY).rename(tmp_path / "old.key")
-    server = EmbeddedServer(tmp_path, ServerSettings(old_store_key=str(tmp_path / "old.key")))
+    server = EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", old_store_key=str(tmp_path / "old.key")))
     (tmp_path / KEY).write_text("n" * 64)
     await server.start_async()
     try:
@@ -188,7 +189,7 @@ async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away
 
 
 async def test_the_key_is_told_to_the_server_alone(tmp_path: Path) -> None:
-    server = EmbeddedServer(tmp_path)
+    server = EmbeddedServer(tmp_path, ENCRYPTED)
     with capture_logs() as logs:
         await server.start_async()
     try:
@@ -221,10 +222,10 @@ async def test_an_encryption_that_fails_leaves_the_store_as_it_was(tmp_path: Pat
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
     with pytest.raises(StoreKeyUnusable, match="no room for an encrypted copy"):
-        EmbeddedServer(tmp_path).start()
+        EmbeddedServer(tmp_path, ENCRYPTED).start()
     monkeypatch.undo()
     with pytest.raises(StoreKeyUnusable, match=r"as it was: .*nats-server\.conf:3"):
-        EmbeddedServer(tmp_path, ServerSettings(max_payload="nonsense")).start()
+        EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", max_payload="nonsense")).start()
     assert in_plain_text(tmp_path / "store")
     async with running(tmp_path) as connection:
         assert await found(connection) == before
