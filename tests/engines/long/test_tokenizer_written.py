@@ -52,6 +52,7 @@ def _answers(up: RunningUp) -> list[str]:
 def _serve(folder: Path, engine: str, args: dict[str, Any], where: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(where / "cache"))
     flags = [f for name, value in args.items() for f in ("--engine-arg", f"{name}={value}")]
+    (where / "up").mkdir()
     up = RunningUp(where / "up", "--model", str(folder), "--served-name", "small", *flags, engine=engine)
     try:
         up.until("ready", lambda: up.state()["ready"], START_S)
