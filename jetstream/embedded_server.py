@@ -25,7 +25,7 @@ from headrace.jetstream.consumer_files import set_damaged_aside
 from headrace.jetstream.encryption.plain_store import encrypt_store, settle
 from headrace.jetstream.encryption.store_key import StoreKey, StoreKeyUnusable, plain_streams
 from headrace.jetstream.errors import ConnectError
-from headrace.jetstream.server_health import ServerHealth, read_health
+from headrace.jetstream.server_health import ServerHealth, read_health, streams_left_out
 from headrace.jetstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -305,6 +305,8 @@ class EmbeddedServer:
         if self._read_ports(process.pid) and (health := self._health()).serves:
             if health.damaged:
                 log.error("server.streams_damaged", streams=health.damaged, data_dir=str(self.data_dir))
+            if lost := streams_left_out(self._said()):
+                log.error("server.streams_left_out", streams=lost, data_dir=str(self.data_dir))
             log.info("server.started", url=self.url, pid=process.pid, data_dir=str(self.data_dir))
             return True
         if time.monotonic() > deadline:
@@ -325,11 +327,15 @@ class EmbeddedServer:
     def _health(self) -> ServerHealth:
         return read_health(self.monitoring_url)
 
-    def _why(self) -> str:
-        """Return the server's log lines from this start: the fatal ones, else the end of its log."""
+    def _said(self) -> list[str]:
+        """Return the server's log lines from this start."""
         with self.log_file.open("rb") as log_file:
             log_file.seek(self._log_start)
-            lines = log_file.read().decode("utf-8", "replace").strip().splitlines()
+            return log_file.read().decode("utf-8", "replace").strip().splitlines()
+
+    def _why(self) -> str:
+        """Return the fatal ones of these lines, else the last."""
+        lines = self._said()
         fatal = [line for line in lines if "[FTL]" in line or "[ERR]" in line or "nats-server:" in line]
         text = " | ".join((fatal or lines)[-5:]) or "it said nothing"
         if "address already in use" in text:

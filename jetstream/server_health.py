@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _TIMEOUT_S = 1.0
+_LEFT_OUT = re.compile(r'Error recreating stream "([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ def parse_health(status: int, body: Mapping[str, Any]) -> ServerHealth:
     return ServerHealth(
         ok=False, damaged=tuple(sorted(str(error.get("stream")) for error in lost)), problem="; ".join(others[:3])
     )
+
+
+def streams_left_out(log: Iterable[str]) -> tuple[str, ...]:
+    """Return the streams that a server could not make again at its start, by its log: its health says nothing of them."""
+    return tuple(sorted({found[1] for line in log if (found := _LEFT_OUT.search(line))}))
 
 
 def read_health(monitoring_url: str) -> ServerHealth:

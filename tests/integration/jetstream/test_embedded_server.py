@@ -249,3 +249,12 @@ def test_its_garbage_is_bounded_by_the_setting_or_the_environment(
     with EmbeddedServer(tmp_path / "nats", ServerSettings(garbage_percent=30)) as server:
         environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
         assert f"GOGC={expected}".encode() in environment
+
+
+def test_streams_that_the_server_leaves_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is one that nats-server 2.15.1 wrote after a kill; no damage made by hand has it write that line."""
+    line = '[7] 2026/11/27 04:39:28.022712 [WRN]   Error recreating stream "HR_WORK": corrupt state file (10077)'
+    monkeypatch.setattr(EmbeddedServer, "_said", lambda _self: [line])
+    with capture_logs() as logs, EmbeddedServer(tmp_path / "nats"):
+        pass
+    assert [entry["streams"] for entry in logs if entry["event"] == "server.streams_left_out"] == [("HR_WORK",)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.jetstream.server_health import parse_health, read_health
+from headrace.jetstream.server_health import parse_health, read_health, streams_left_out
 
 
 def stream_error(name: str) -> dict[str, str]:
@@ -48,3 +48,12 @@ def test_a_server_that_does_not_answer_does_not_serve() -> None:
     health = read_health("http://127.0.0.1:9")
     assert not health.serves
     assert health.problem
+
+
+def test_streams_that_are_left_out_are_told_by_the_log() -> None:
+    lines = [
+        '[7] 2026/11/27 04:39:28.022712 [WRN]   Error recreating stream "HR_WORK": corrupt state file (10077)',
+        "[7] 2026/11/27 04:39:28.022747 [INF] Took 40.395609ms to start JetStream",
+    ]
+    assert streams_left_out(lines) == ("HR_WORK",)
+    assert streams_left_out(lines[1:]) == ()
