@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from headrace.jetstream.context import ConnectOptions
 
 START_S = 90.0
+STOP_S = 60.0
 
 
 class RunningUp:
@@ -112,3 +114,16 @@ def routed_up(folder: Path, *flags: str) -> Iterator[RunningUp]:
         yield running
     finally:
         running.stop()
+
+
+@contextmanager
+def started(folder: Path, *flags: str) -> Iterator[RunningUp]:
+    """A deployment that is ready, logs JSON, and ends without an error when it is interrupted."""
+    up = RunningUp(folder, *flags, "--log-format", "json")
+    try:
+        up.until_ready()
+        yield up
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(STOP_S) == 0
+    finally:
+        up.stop()

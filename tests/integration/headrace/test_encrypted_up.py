@@ -1,13 +1,10 @@
-"""A `headrace up` as it is by default: what clients store cannot be read on its disk, and its key is nobody else's."""
+"""A `headrace up` whose store is encrypted: what clients store cannot be read on its disk, and its key is nobody else's."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,25 +13,13 @@ from openai import OpenAI
 from headrace.client import ClientOptions
 from headrace.client.sync import connect
 from tests.support.up_logins import headrace
-from tests.support.up_process import RunningUp
+from tests.support.up_process import RunningUp, started
 
 pytestmark = pytest.mark.deployment
 
 TIMEOUT_S = 60.0
 SECRET = "the password is correct horse battery staple"
 EXIT_CONFIGURATION = 78
-
-
-@contextmanager
-def started(folder: Path, *flags: str) -> Iterator[RunningUp]:
-    up = RunningUp(folder, *flags, "--log-format", "json")
-    try:
-        up.until_ready()
-        yield up
-        up.process.send_signal(signal.SIGINT)
-        assert up.process.wait(TIMEOUT_S) == 0
-    finally:
-        up.stop()
 
 
 def store(up: RunningUp) -> str:

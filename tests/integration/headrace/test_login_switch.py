@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,25 +13,13 @@ from openai import AuthenticationError, OpenAI, omit
 
 from headrace.client import ClientOptions
 from headrace.client.sync import connect
-from tests.support.up_process import RunningUp
+from tests.support.up_process import RunningUp, started
 
 pytestmark = pytest.mark.deployment
 
 TIMEOUT_S = 60.0
 LARGE = b"{}\n" * 100_000
 WITH, WITHOUT, ONE = ("--nats-login", "roles"), ("--nats-login", "none"), ()
-
-
-@contextmanager
-def started(folder: Path, *flags: str) -> Iterator[RunningUp]:
-    up = RunningUp(folder, *flags, "--log-format", "json")
-    try:
-        up.until_ready()
-        yield up
-        up.process.send_signal(signal.SIGINT)
-        assert up.process.wait(TIMEOUT_S) == 0
-    finally:
-        up.stop()
 
 
 def headrace(folder: Path, *words: str) -> str:
