@@ -234,9 +234,17 @@ PLANNER = """examples:
   headrace planner --mode act --start-command ./more-workers
   headrace planner --mode act --kubernetes           scale the workers of this pod's namespace
   headrace planner replay --last 7d                  what it would have made of the recorded placements
+  headrace planner profile --out speeds.json         measure what engine steps cost, to plan by from the beginning
 
 /desired of its page has the numbers for autoscalers, /metrics the same as headrace_planner_*.
 """
+
+PLANNER_PROFILE = """examples:
+  headrace planner profile --out speeds.json         then: headrace planner --profile speeds.json
+  headrace planner profile http://gateway:8000 --streams 1,8,64 --words 100,2000 --seconds 30
+  headrace planner profile --listen --seconds 600    beside the traffic that is there
+
+Ask with the numbers of requests and lengths of prompts that are to be planned for, of one model and fleet at a time."""
 
 CONSOLE = """examples:
   headrace console                                beside a running `headrace up`, in its folder

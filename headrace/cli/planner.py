@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
 from headrace.cli import help_texts
 from headrace.config.flags import add_setting_flags
+from headrace.tools.argument_types import count, positive
 
 _LOGINS = ("planner", "operator")  # the best one first, where the server asks for one
 
 
 def add_planner(commands: Any, about: str) -> None:
-    """Add `planner` and `planner replay`."""
+    """Add `planner`, `planner replay` and `planner profile`."""
     parser = commands.add_parser(
         "planner",
         help=about,
@@ -38,6 +41,31 @@ def add_planner(commands: Any, about: str) -> None:
     replay.add_argument("--json", action="store_true", help="as JSON")
     add_setting_flags(replay, "planner")
     replay.set_defaults(run=_run_replay, prog="headrace planner replay")
+    profile = actions.add_parser(
+        "profile",
+        help="measure what engine steps cost, as a file for planner.profile",
+        description="Ask a running deployment at rising loads, fit what an engine step costs, and print that for --profile.",
+        epilog=help_texts.PLANNER_PROFILE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = profile.add_argument
+    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server to ask (default: http://127.0.0.1:8000)")
+    add("--listen", action="store_true", help="ask nothing: take the steps of what others ask meanwhile")
+    add("--model", help="default: the first that is served")
+    add("--fleet", help="profile the workers of this fleet")
+    add("--streams", type=_counts, default=(1, 4, 16), metavar="N,N", help="requests at a time, by level (default: 1,4,16)")
+    add("--words", type=_counts, default=(32, 512), metavar="N,N", help="of the prompts, by level (default: 32,512)")
+    add("--tokens", type=count, default=32, metavar="N", help="of each answer (default: 32)")
+    add("--seconds", type=positive, default=10.0, metavar="X", help="for each level, or to listen (default: 10)")
+    add("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), metavar="KEY", help="default: the variable OPENAI_API_KEY")
+    add("--out", type=Path, metavar="FILE", help="write the profile here instead of standard output")
+    add_setting_flags(profile, "control")
+    profile.set_defaults(run=_run_profile, prog="headrace planner profile")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(one) for one in text.split(","))
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -58,3 +86,20 @@ def _run_replay(parsed: argparse.Namespace) -> int:
         output=parsed.output_tokens,
         as_json=parsed.json,
     )
+
+
+def _run_profile(parsed: argparse.Namespace) -> int:
+    from headrace.commands.running_deployment import located_settings
+    from headrace.planner.profile_command import ProfileWish, run_planner_profile
+
+    wish = ProfileWish(
+        url=None if parsed.listen else parsed.url,
+        model=parsed.model,
+        fleet=parsed.fleet,
+        streams=parsed.streams,
+        words=parsed.words,
+        tokens=parsed.tokens,
+        seconds=parsed.seconds,
+        key=parsed.api_key,
+    )
+    return run_planner_profile(located_settings(parsed), wish, out=parsed.out)

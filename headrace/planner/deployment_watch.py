@@ -147,7 +147,7 @@ class DeploymentWatch:
                         if key == cheapest and one.model == self.known[key]
                     ),
                     price=self.prices.get(key, 0.0),
-                    steps=tuple(step for one in own for step in _steps(one, heard.reports.get(one.worker, []))),
+                    steps=tuple(step for one in own for step in step_sights(one, heard.reports.get(one.worker, []))),
                 )
         return found
 
@@ -299,7 +299,8 @@ def worker_sight(member: WorkerMember, report: LoadReport | None, now: float) ->
     )
 
 
-def _steps(member: WorkerMember, reports: list[LoadReport]) -> list[StepSight]:
+def step_sights(member: WorkerMember, reports: list[LoadReport]) -> list[StepSight]:
+    """Return the engine steps that reports of a worker tell of."""
     return [
         StepSight(
             step_s=one.step_s,

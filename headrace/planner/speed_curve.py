@@ -41,8 +41,12 @@ def _vector(speed: Speed) -> Any:
 class SpeedCurve:
     """The curve of one (model, pool, role)."""
 
-    def __init__(self, seed: Speed | None = None) -> None:
-        """`seed`: what a profile has measured; without one the curve is not `known` before it has seen enough."""
+    def __init__(self, seed: Speed | None = None, *, fading: float = FADING) -> None:
+        """`seed`: what a profile has measured; without one the curve is not `known` before it has seen enough.
+
+        `fading`: what is left of the weight of earlier samples with each new one; 1 weighs all alike.
+        """
+        self._fading = fading
         self._seed = _vector(seed or Speed())
         self._seeded = seed is not None
         self._gram = np.zeros((4, 4))
@@ -62,8 +66,8 @@ class SpeedCurve:
         if prefill_tokens + decodes <= 0:
             return False
         row /= step_s
-        self._gram = FADING * self._gram + np.outer(row, row)
-        self._right = FADING * self._right + row
+        self._gram = self._fading * self._gram + np.outer(row, row)
+        self._right = self._fading * self._right + row
         self.samples += 1
         return True
 

@@ -14,7 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "deploy" / "containers").glob("*.Containerfile"))
 IGNORED = (ROOT / ".dockerignore").read_text()
-EXTRA = {"vllm-cuda": "vllm-cuda", "vllm-cpu": "vllm-cpu", "sglang-cuda": "sglang", "trtllm-cuda": "trtllm"}
+EXTRA = {
+    "vllm-cuda": "vllm-cuda",
+    "vllm-cpu": "vllm-cpu",
+    "sglang-cuda": "sglang",
+    "sglang-cpu": "vllm-cpu",  # beside vLLM, whose packages it shares
+    "trtllm-cuda": "trtllm",
+}
 
 
 def steps(text: str) -> list[tuple[str, str]]:
@@ -94,11 +100,13 @@ def test_each_engine_has_a_file_that_installs_its_extra() -> None:
 
 
 def test_what_the_makefile_pins_is_pinned_to_the_same_versions() -> None:
-    makefile, cpu = (ROOT / "Makefile").read_text(), (ROOT / "deploy" / "containers" / "vllm-cpu.Containerfile").read_text()
-    for name in ("TORCH", "NIXL"):
-        for pin in re.search(rf"(?m)^{name} := (.+)$", makefile)[1].split():  # type: ignore[index]
-            assert pin in cpu
-    assert re.search(r"(?m)^UV := (.+)$", makefile)[1] in cpu  # type: ignore[index]
+    makefile = (ROOT / "Makefile").read_text()
+    for file, names in (("vllm-cpu", ("TORCH", "NIXL")), ("sglang-cpu", ("TORCH", "NIXL", "SGLANG", "SGLANG_NEEDS"))):
+        text = (ROOT / "deploy" / "containers" / f"{file}.Containerfile").read_text()
+        for name in names:
+            for pin in re.search(rf"(?m)^{name} := (.+)$", makefile)[1].split():  # type: ignore[index]
+                assert pin in text
+        assert re.search(r"(?m)^UV := (.+)$", makefile)[1] in text  # type: ignore[index]
 
 
 def sent(path: str) -> bool:
