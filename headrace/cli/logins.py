@@ -74,7 +74,7 @@ def add_elector(commands: Any, about: str) -> None:
         "--elector makes one), and nats.url has the addresses of all servers.",
         allow_abbrev=False,
     )
-    add_setting_flags(parser, "control")
+    add_setting_flags(parser, "elector")
     parser.set_defaults(run=_run_elector, prog="headrace elector")
 
 
@@ -95,4 +95,4 @@ def _run_steward(parsed: argparse.Namespace) -> int:
 def _run_elector(parsed: argparse.Namespace) -> int:
     from headrace.commands.elector import run_elector
 
-    return run_elector(read_settings(parsed, "control"))
+    return run_elector(read_settings(parsed, "elector"))

@@ -130,7 +130,7 @@ def run_worker(settings: Settings) -> int:
     def start() -> Coroutine[Any, Any, int | None]:
         check_worker(settings)
         state = PartState("worker")
-        _serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "worker"))
+        offer_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "worker"))
         if needs_bundled_model(settings):
             _prepare_model(settings)
         from headrace.workers.main import run_worker as run
@@ -155,13 +155,13 @@ def run_router(settings: Settings) -> int:
         from headrace.router.main import run_router as run
 
         state = PartState("router")
-        _serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))
+        offer_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))
         return run(composed, options, names, builder(composed, deciding), state=state)
 
     return run_part(settings, start)
 
 
-PROBE_PORTS = {"worker": 9100, "router": 9101}
+PROBE_PORTS = {"worker": 9100, "router": 9101, "elector": 9103}
 
 
 def probe_port(settings: Settings, part: str) -> int | None:
@@ -169,7 +169,7 @@ def probe_port(settings: Settings, part: str) -> int | None:
     return PROBE_PORTS[part] if settings.given(f"{part}.metrics_host") else None
 
 
-def _serve_probes(host: str, port: int | None, state: PartState, *, default: int | None) -> None:
+def offer_probes(host: str, port: int | None, state: PartState, *, default: int | None) -> None:
     """Serve `/live`, `/ready`, `/health` and `/metrics` of a part, if a port is set or there is a `default`.
 
     Raises StartFailed when the port is taken.

@@ -16,13 +16,13 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
-from headrace.config.command_line import Console, Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
+from headrace.config.command_line import Console, Deployment, Elector, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
-Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner", "elector"]
 
-_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console", "planner")
+_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console", "planner", "elector")
 
 
 class Section(NamedTuple):
@@ -97,6 +97,7 @@ SECTIONS: dict[str, Section] = {
     "worker": Section("worker and engine", ("up", "worker"), _worker),
     "router": Section("router", ("up", "router"), _router),
     "planner": Section("planner", ("planner",), _planner),
+    "elector": Section("elector", ("elector",), lambda: (Elector,)),
 }
 
 # Variables that are no settings but belong to Headrace.

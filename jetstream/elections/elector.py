@@ -23,6 +23,7 @@ from headrace.jetstream.core import wire
 from headrace.jetstream.core.natspy import errors as nats_errors
 from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.dial import abandon, dial
+from headrace.jetstream.elections import metrics
 from headrace.jetstream.elections.overdue import Overdue
 from headrace.jetstream.elections.raft_groups import (
     ASK_ACCOUNTS,
@@ -49,7 +50,8 @@ LISTEN_S = 0.1  # also for a server that only the others reach
 ANSWER_S = 0.6
 LOOK_S = 0.1  # between two looks at the groups
 OUTAGE_S = 20.0  # after which a server that is gone leads nothing any more
-FIRST_S = 5.0
+FIRST_S = 30.0  # a cluster that starts as well takes some seconds
+TOLD_S = 5.0
 ACCOUNTS_S = 30.0  # between two looks at the accounts
 
 
@@ -57,6 +59,9 @@ class Elector:
     """The connections of an elector to the servers of one cluster."""
 
     def __init__(self, options: ConnectOptions) -> None:
+        """`options`: a user without a password has an empty one, which servers that ask for no login may want of electors."""
+        if options.user and options.password is None:
+            options = dataclasses.replace(options, password="")
         self._options = options
         self._cores: dict[str, CoreClient] = {}  # by the name of the server
         self._gone: dict[str, float] = {}  # name → since when
@@ -68,6 +73,17 @@ class Elector:
         self._accounts: frozenset[str] = frozenset()
         self._accounts_read = 0.0
         self._asked = 0
+        self._ready = False
+
+    @property
+    def ready(self) -> bool:
+        """True while it would see that a server dies: it has heard of raft groups and is connected to a server."""
+        return self._ready and bool(self._cores)
+
+    @property
+    def addresses(self) -> int:
+        """The number of servers that it was given the addresses of."""
+        return len(set(self._options.servers))
 
     @property
     def servers(self) -> list[str]:
@@ -83,7 +99,8 @@ class Elector:
             watches = [self._tasks.spawn(self._watch(url)) for url in dict.fromkeys(self._options.servers)]
             try:
                 refusal = await self._refusal()
-                if ready is not None and refusal is None:
+                self._ready = refusal is None
+                if ready is not None and self._ready:
                     ready.set()
                 while refusal is None:
                     await self._look()
@@ -100,7 +117,7 @@ class Elector:
                     await asyncio.sleep(LISTEN_S)
         except TimeoutError:
             return ServerUnreachable(f"no NATS server takes this login at {self._options.address}")
-        if await self._read_accounts(FIRST_S):
+        if await self._read_accounts(TOLD_S):
             return None
         return AccessDenied(
             f"the servers at {self._options.address} tell this login nothing of their raft groups: give one of their system "
@@ -165,6 +182,7 @@ class Elector:
     async def _look(self) -> None:
         """Wait for a server to be gone, then call what is due. Returns after one look."""
         self._note_cut_off()
+        self._count()
         now = time.monotonic()
         if not any(now - since < OUTAGE_S for since in self._gone.values()):
             self._news.clear()
@@ -178,9 +196,16 @@ class Elector:
         calls = self._overdue.due(time.monotonic(), answers, gone)
         if calls and (core := self._any()) is not None:
             log.warning("elector.called", gone=gone, groups=len(calls), answered=sorted(answers))
+            metrics.CALLED.inc(len(calls))
             for call in calls:
                 core.send_now(wire.pub(vote_subject(call.group), vote_request(call.term), reply=f"{self._inbox}.votes"))
         await asyncio.sleep(LOOK_S)
+
+    def _count(self) -> None:
+        metrics.ADDRESSES.set(self.addresses)
+        metrics.CONNECTED.set(len(self._cores))
+        metrics.GONE.set(len(self._gone))
+        metrics.LEADERLESS.set(self._overdue.leaderless)
 
     async def groups(self) -> dict[str, dict[str, RaftGroup]]:
         """Return the raft groups of each server that answers."""

@@ -35,13 +35,13 @@ ATTEMPTS = (
         (
             Cut(
                 "headrace/commands/run.py",
-                '_serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))',
-                '_serve_probes("0.0.0.0", composed.metrics_port, state, default=probe_port(settings, "router"))',
+                'offer_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))',
+                'offer_probes("0.0.0.0", composed.metrics_port, state, default=probe_port(settings, "router"))',
             ),
             Cut(
                 "headrace/commands/run.py",
-                '_serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "worker"))',
-                '_serve_probes("0.0.0.0", composed.metrics_port, state, default=probe_port(settings, "worker"))',
+                'offer_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "worker"))',
+                'offer_probes("0.0.0.0", composed.metrics_port, state, default=probe_port(settings, "worker"))',
             ),
         ),
     ),

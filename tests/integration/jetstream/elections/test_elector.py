@@ -147,7 +147,7 @@ async def test_a_server_that_is_cut_off_and_keeps_its_clients_is_followed_by_ano
 async def test_a_login_outside_the_system_account_is_refused_with_the_reason(
     cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.jetstream.elections.elector.FIRST_S", 1.0)
+    monkeypatch.setattr("headrace.jetstream.elections.elector.TOLD_S", 1.0)
     with pytest.raises(AccessDenied, match="system account"):
         await asyncio.wait_for(Elector(ConnectOptions(servers=cluster.urls)).run(), 30)
 
