@@ -72,7 +72,8 @@ accounts:
 {{- if .Values.elector.servers -}}true{{- end -}}
 {{- else -}}
 {{- $config := .Values.nats.config | default dict -}}
-{{- $asksNone := and (dig "merge" "elector" "" $config) (not (include "headrace.natsLogins" $config)) -}}
+{{- $made := get (($config.merge | default dict).elector | default dict) "$tplYamlSpread" -}}
+{{- $asksNone := and $made (not (include "headrace.natsLogins" $config)) -}}
 {{- if and (include "headrace.natsCluster" $config) (or .Values.elector.login.secret $asksNone) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,115 @@
+"""The electors of `deploy/`, as they are started there, at servers that are configured as there: a killed leader is followed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.up.frontend_probe import choose_port
+from tests.support.deployed_cluster import DeployedCluster
+from tests.support.deployed_files import NATS_CHART, elector_of, manifests, whole_chart
+from tests.support.kubernetes_objects import needs_tools
+
+pytestmark = [pytest.mark.timeout(240), needs_tools]
+NAMES = Subjects("hr")
+WAIT_S = 90
+needs_nats_chart = pytest.mark.skipif(not NATS_CHART, reason="HEADRACE_NATS_CHART names no folder with NATS' chart")
+
+
+def deployed(name: str) -> tuple[str, dict[str, Any]]:
+    """The configuration of nats-server, and the container of the electors."""
+    if name == "manifests":
+        config = next(each for each in manifests("nats.yaml") if each["kind"] == "ConfigMap")["data"]["nats-server.conf"]
+        container = elector_of(manifests("aggregated.yaml"))
+    else:
+        objects, config, _ = whole_chart({}, real=name == "chart with that of NATS")
+        container = elector_of(objects)
+    assert container is not None
+    return config, container
+
+
+@contextlib.asynccontextmanager
+async def running(container: dict[str, Any], urls: tuple[str, ...], log: Path) -> AsyncIterator[str]:
+    """An elector with the command line and the variables of its container, once it is ready; the address of its page."""
+    own = {one["name"]: one["value"] for one in container["env"]}
+    assert len(own["HEADRACE_NATS_URL"].split(",")) == len(urls)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), **own, "HEADRACE_NATS_URL": ",".join(urls)}
+    port = choose_port("127.0.0.1", 0)
+    words = [*container["args"], "--elector-metrics-host", "127.0.0.1", "--elector-metrics-port", str(port)]
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "headrace", *words, stdout=file, stderr=file, env=environment
+        )
+    try:
+        page = f"http://127.0.0.1:{port}"
+        async with asyncio.timeout(WAIT_S):
+            while '"healthy"' not in await asyncio.to_thread(get, f"{page}/health"):
+                assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.1)
+        yield page
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+def get(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+async def provisioned(cluster: DeployedCluster) -> Connection:
+    """A connection without a login, once the streams of a deployment are there with three copies each."""
+    connection = await Connection.connect(ConnectOptions(servers=cluster.urls), subjects=NAMES)
+    async with asyncio.timeout(WAIT_S):
+        while True:  # all of JetStream has a leader a moment before it makes streams
+            try:
+                await ensure_topology(connection, Topology(NAMES, replicas=3))
+                return connection
+            except JetStreamError:
+                await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["manifests", "chart", pytest.param("chart with that of NATS", marks=needs_nats_chart)]
+)
+async def test_what_a_killed_server_led_is_called_to_elect(name: str, tmp_path: Path) -> None:
+    """The streams are there for clients without a login, and the electors need no secret."""
+    config, container = deployed(name)
+    async with DeployedCluster(tmp_path, config) as cluster:
+        connection = await provisioned(cluster)
+        try:
+            requests = NAMES.stream("REQ")
+            log = tmp_path / "elector.log"
+            async with running(container, cluster.urls, log) as page:
+                before = await cluster.leader(requests)
+                cluster.kill(int(before[-1]))
+                async with asyncio.timeout(WAIT_S):
+                    while await cluster.leader(requests) in ("", before):
+                        await asyncio.sleep(0.05)
+                    while "headrace_elector_gone_servers 1.0" not in (told := await asyncio.to_thread(get, f"{page}/metrics")):
+                        await asyncio.sleep(0.1)
+                called = [json.loads(line) for line in log.read_text().splitlines() if '"elector.called"' in line]
+                assert called, log.read_text()
+                assert called[0]["gone"] == [before]
+                assert f"headrace_elector_elections_called_total {sum(one['groups'] for one in called)}.0" in told
+                assert json.loads(await asyncio.to_thread(get, f"{page}/ready"))["status"] == "ready"
+        finally:
+            await connection.close()
