@@ -16,7 +16,17 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
-from headrace.config.command_line import Console, Deployment, Elector, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
+from headrace.config.command_line import (
+    Console,
+    Deployment,
+    Elector,
+    EngineSlots,
+    Logging,
+    NatsServers,
+    SchedulerTuning,
+    Up,
+    WorkerPool,
+)
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -47,13 +48,24 @@ class DeployedCluster:
 
     def start(self, number: int) -> None:
         """Start a server with the present configuration."""
-        folder = self.folder / f"server-{number}"
-        folder.mkdir(exist_ok=True)
-        (folder / "nats-server.conf").write_text(self._config_of(number, folder))
+        folder = self._configured(number)
         environment = {"PATH": os.environ["PATH"], **self._environment, "SERVER_NAME": f"headrace-nats-{number}"}
         with (folder / "log").open("ab") as log:
             command = [str(find_binary()), "--config", str(folder / "nats-server.conf")]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def reload(self, number: int) -> None:
+        """Have a server read the present configuration."""
+        self._configured(number)
+        process = self.processes[number]
+        assert process is not None
+        process.send_signal(signal.SIGHUP)
+
+    def _configured(self, number: int) -> Path:
+        folder = self.folder / f"server-{number}"
+        folder.mkdir(exist_ok=True)
+        (folder / "nats-server.conf").write_text(self._config_of(number, folder))
+        return folder
 
     def kill(self, number: int) -> None:
         """Kill a server, if it runs."""
@@ -95,7 +107,9 @@ class DeployedCluster:
         return re.sub(r"^\s*(\{?)", rf"\1\nlisten: {client}\nhttp: {monitor}\n", text, count=1)
 
     def _routes(self) -> str:
-        user = f"route:{self._environment['HEADRACE_ROUTE_PASSWORD']}@" if "HEADRACE_ROUTE_PASSWORD" in self._environment else ""
+        user = (
+            f"route:{self._environment['HEADRACE_ROUTE_PASSWORD']}@" if "HEADRACE_ROUTE_PASSWORD" in self._environment else ""
+        )
         return json.dumps([f"nats-route://{user}{self.host}:{ports['route']}" for ports in self._ports])
 
 

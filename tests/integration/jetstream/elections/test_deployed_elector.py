@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
@@ -87,9 +89,7 @@ async def provisioned(cluster: DeployedCluster) -> Connection:
                 await asyncio.sleep(0.5)
 
 
-@pytest.mark.parametrize(
-    "name", ["manifests", "chart", pytest.param("chart with that of NATS", marks=needs_nats_chart)]
-)
+@pytest.mark.parametrize("name", ["manifests", "chart", pytest.param("chart with that of NATS", marks=needs_nats_chart)])
 async def test_what_a_killed_server_led_is_called_to_elect(name: str, tmp_path: Path) -> None:
     """The streams are there for clients without a login, and the electors need no secret."""
     config, container = deployed(name)
@@ -113,3 +113,42 @@ async def test_what_a_killed_server_led_is_called_to_elect(name: str, tmp_path: 
                 assert json.loads(await asyncio.to_thread(get, f"{page}/ready"))["status"] == "ready"
         finally:
             await connection.close()
+
+
+@pytest.mark.parametrize("way", ["reloaded", "started anew"])
+async def test_a_running_cluster_without_the_login_gets_it_one_server_at_a_time(way: str, tmp_path: Path) -> None:
+    """What is stored stays, clients go on, and electors are let in."""
+    config, container = deployed("manifests")
+    without = re.sub(r"(?s)accounts \{.*?\n\}", "", config)
+    assert without != config
+    async with DeployedCluster(tmp_path, without) as cluster:
+        connection = await provisioned(cluster)
+        try:
+            requests = NAMES.stream("REQ")
+            cluster.config = config
+            for number in range(3):
+                if way == "reloaded":
+                    cluster.reload(number)
+                else:
+                    cluster.kill(number)
+                    cluster.start(number)
+                async with asyncio.timeout(WAIT_S):
+                    while not await current(connection, requests):
+                        await asyncio.sleep(0.2)
+            async with running(container, cluster.urls, tmp_path / "elector.log") as page:
+                before = await cluster.leader(requests)
+                cluster.kill(int(before[-1]))
+                async with asyncio.timeout(WAIT_S):
+                    while "headrace_elector_elections_called_total 0.0" in await asyncio.to_thread(get, f"{page}/metrics"):
+                        await asyncio.sleep(0.1)
+        finally:
+            await connection.close()
+
+
+async def current(connection: Connection, stream: str) -> bool:
+    """Return True if a stream has a leader, and all its copies are current."""
+    try:
+        cluster = (await connection.api.call(f"STREAM.INFO.{stream}"))["cluster"]
+    except (ApiError, JetStreamError):
+        return False
+    return bool(cluster.get("leader")) and [peer["current"] for peer in cluster["replicas"]] == [True, True]
