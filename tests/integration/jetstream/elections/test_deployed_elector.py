@@ -1,4 +1,4 @@
-"""The electors of `deploy/`, as they are started there, at servers that are configured as there: a killed leader is followed."""
+"""The electors of `deploy/`, started as there, at servers that are configured as there: a killed leader is followed."""
 
 from __future__ import annotations
 
