@@ -10,6 +10,7 @@ from headrace.broker.part_state import PartState, Standing
 from headrace.commands.run import offer_probes, probe_port, run_part, start_part
 from headrace.config.build_settings import connect_options
 from headrace.config.settings import Settings
+from headrace.jetstream.elections import ELECTOR_NAME
 from headrace.jetstream.elections.elector import Elector
 from headrace.signals import stop_signals
 
@@ -17,7 +18,7 @@ from headrace.signals import stop_signals
 def run_elector(settings: Settings) -> int:
     """Run until a stop signal. Raises SettingsError. Ends with a code for no server, or a login outside the system account."""
     start_part(settings, {"component": "elector"})
-    elector = Elector(connect_options(settings, name="headrace elector"))
+    elector = Elector(connect_options(settings, name=ELECTOR_NAME))
     state = PartState("elector")
     host, port = settings["elector.metrics_host"], settings["elector.metrics_port"]
 

@@ -185,6 +185,7 @@ class Elector:
         self._count()
         now = time.monotonic()
         if not any(now - since < OUTAGE_S for since in self._gone.values()):
+            metrics.LEADERLESS.set(0)
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), PING_S)
@@ -194,6 +195,7 @@ class Elector:
         answers = await self.groups()
         gone = [name for name in self._gone if name not in answers]
         calls = self._overdue.due(time.monotonic(), answers, gone)
+        metrics.LEADERLESS.set(self._overdue.leaderless)
         if calls and (core := self._any()) is not None:
             log.warning("elector.called", gone=gone, groups=len(calls), answered=sorted(answers))
             metrics.CALLED.inc(len(calls))
@@ -205,7 +207,6 @@ class Elector:
         metrics.ADDRESSES.set(self.addresses)
         metrics.CONNECTED.set(len(self._cores))
         metrics.GONE.set(len(self._gone))
-        metrics.LEADERLESS.set(self._overdue.leaderless)
 
     async def groups(self) -> dict[str, dict[str, RaftGroup]]:
         """Return the raft groups of each server that answers."""

@@ -17,15 +17,16 @@ from headrace.jetstream.embedded_server import find_binary
 from headrace.up.frontend_probe import choose_port
 
 START_S = 60.0
+PASSWORD = "k1"
 
 
 class DeployedCluster:
-    """Enter it to run the servers. `config`: as it is deployed, with cluster, for all three. `environment` is what they get."""
+    """Enter it to run the servers. `config`: as it is deployed, with cluster, for all three. `accounts`: what it includes."""
 
-    def __init__(self, folder: Path, config: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, config: str, accounts: str = "") -> None:
         self.folder = folder
         self.config = config
-        self._environment = environment or {}
+        self._accounts = accounts
         # of its own: while a server is down nobody else is given its ports there
         self.host = "127." + ".".join(str(random.randint(2, 254)) for _ in range(3))
         self._ports = [{kind: choose_port(self.host, 0) for kind in ("client", "route", "monitor")} for _ in range(3)]
@@ -49,7 +50,14 @@ class DeployedCluster:
     def start(self, number: int) -> None:
         """Start a server with the present configuration."""
         folder = self._configured(number)
-        environment = {"PATH": os.environ["PATH"], **self._environment, "SERVER_NAME": f"headrace-nats-{number}"}
+        name = f"headrace-nats-{number}"
+        environment = {
+            "PATH": os.environ["PATH"],
+            "SERVER_NAME": name,
+            "HEADRACE_SERVER_NAME": name,
+            "HEADRACE_ROUTE_PASSWORD": PASSWORD,
+            "HEADRACE_ROUTES": self._routes(f"route:{PASSWORD}@"),
+        }
         with (folder / "log").open("ab") as log:
             command = [str(find_binary()), "--config", str(folder / "nats-server.conf")]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -65,6 +73,7 @@ class DeployedCluster:
         folder = self.folder / f"server-{number}"
         folder.mkdir(exist_ok=True)
         (folder / "nats-server.conf").write_text(self._config_of(number, folder))
+        (folder / "accounts.conf").write_text(self._accounts)
         return folder
 
     def kill(self, number: int) -> None:
@@ -82,14 +91,18 @@ class DeployedCluster:
         return (self.folder / f"server-{number}" / "log").read_text()
 
     @property
+    def monitoring_urls(self) -> tuple[str, ...]:
+        return tuple(f"http://{self.host}:{ports['monitor']}" for ports in self._ports)
+
+    @property
     def urls(self) -> tuple[str, ...]:
         return tuple(f"nats://{self.host}:{ports['client']}" for ports in self._ports)
 
     async def leader(self, stream: str = "") -> str:
         """Return the name of the server that leads a stream, or all of JetStream; "" without one."""
-        for process, ports in zip(self.processes, self._ports, strict=True):
+        for process, url in zip(self.processes, self.monitoring_urls, strict=True):
             if process is not None:
-                told = await asyncio.to_thread(_told, f"http://{self.host}:{ports['monitor']}/jsz?streams=true")
+                told = await asyncio.to_thread(_told, f"{url}/jsz?accounts=true&streams=true")
                 if found := _leader_of(told, stream):
                     return found
         return ""
@@ -98,18 +111,15 @@ class DeployedCluster:
         """Return the configuration with the addresses and the folder of this server. Fails where it has none to replace."""
         ports = self._ports[number]
         text = re.sub(r'(?m)^ *"?(port|http|http_port|host|listen|pid_file)"?: *[^,\n]+,?$', "", self.config)
-        text, routes = re.subn(r'(?s)("?routes"?: *)(\[.*?\]|\$\w+)', lambda found: found[1] + self._routes(), text)
+        text, routes = re.subn(r'(?s)("?routes"?: *)\[.*?\]', lambda found: found[1] + self._routes(), text)
         text, stores = re.subn(r'("?store_dir"?: *)[^,\n]+', lambda found: found[1] + json.dumps(str(folder / "store")), text)
         route = json.dumps(f"{self.host}:{ports['route']}")
         text, clusters = re.subn(r'("?cluster"?:? *\{)', lambda found: f"{found[1]}\nlisten: {route}\n", text)
-        assert (routes, stores, clusters) == (1, 1, 1), text
+        assert (routes + text.count("routes: $HEADRACE_ROUTES"), stores, clusters) == (1, 1, 1), text
         client, monitor = (json.dumps(f"{self.host}:{ports[kind]}") for kind in ("client", "monitor"))
         return re.sub(r"^\s*(\{?)", rf"\1\nlisten: {client}\nhttp: {monitor}\n", text, count=1)
 
-    def _routes(self) -> str:
-        user = (
-            f"route:{self._environment['HEADRACE_ROUTE_PASSWORD']}@" if "HEADRACE_ROUTE_PASSWORD" in self._environment else ""
-        )
+    def _routes(self, user: str = "") -> str:
         return json.dumps([f"nats-route://{user}{self.host}:{ports['route']}" for ports in self._ports])
 
 

@@ -22,8 +22,11 @@ LINES = ("cipher: aes", "key: $HEADRACE_STORE_KEY")
 
 
 def config_of(name: str) -> str:
-    """Return a configuration as it is deployed; of the manifests that of their ConfigMap, without its cluster."""
+    """Return a configuration as it is deployed, without its cluster; of the manifests that of their ConfigMap."""
     text = (DEPLOY / name).read_text()
+    if name.endswith("-cluster.conf"):
+        text = text.replace("include accounts.conf", "").replace("$HEADRACE_SERVER_NAME", "one")
+        return re.sub(r"(?ms)^cluster \{.*?^\}", "", text)
     if not name.endswith(".yaml"):
         return text
     maps = [each for each in yaml.safe_load_all(text) if each["kind"] == "ConfigMap"]
@@ -31,14 +34,16 @@ def config_of(name: str) -> str:
     return re.sub(r"(?ms)^cluster \{.*?^\}", "", config).replace("server_name: $SERVER_NAME", "server_name: one")
 
 
-@pytest.mark.parametrize("name", ["systemd/nats-server.conf", "compose/nats-server.conf", "kubernetes/nats.yaml"])
+@pytest.mark.parametrize(
+    "name", ["systemd/nats-server.conf", "systemd/nats-server-cluster.conf", "compose/nats-server.conf", "kubernetes/nats.yaml"]
+)
 @pytest.mark.parametrize("encrypted", [True, False])
 async def test_with_the_two_lines_nothing_is_stored_in_plain_text(name: str, encrypted: bool, tmp_path: Path) -> None:
     config = config_of(name)
     for line in LINES:
         assert config.count(f"#{line}\n") == 1
         config = config.replace(f"#{line}", line) if encrypted else config
-    config = re.sub(r"(?m)^(port|http|host|pid_file): .*$", "", config)
+    config = re.sub(r"(?m)^(port|http|host|listen|pid_file): .*$", "", config)
     config = re.sub(r"(?m)^( *store_dir): .*$", rf"\1: {json.dumps(str(tmp_path / 'store'))}", config)
     config += f'\nlisten: "127.0.0.1:-1"\nports_file_dir: {json.dumps(str(tmp_path))}\n'
     (tmp_path / "nats-server.conf").write_text(config)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import EXIT_CONFIGURATION
+from headrace.jetstream.embedded_server import find_binary
 from tests.support.command_lines import drain_s, is_known, read
 
 ROOT = Path(__file__).parents[3]
@@ -75,8 +76,24 @@ def test_a_unit_is_hardened(number: int, installed: list[Path]) -> None:
 
 
 def test_there_is_a_unit_for_each_part() -> None:
-    parts = {"nats", "frontend", "router", "worker@", "planner", "console", "steward"}
+    parts = {"nats", "frontend", "router", "worker@", "planner", "console", "steward", "elector"}
     assert {unit.stem for unit in UNITS} == {f"headrace-{part}" for part in parts}
+
+
+def test_nats_server_takes_the_configuration_of_a_cluster_and_none_without_its_passwords(tmp_path: Path) -> None:
+    text = (FOLDER / "nats-server-cluster.conf").read_text()
+    (tmp_path / "nats-server.conf").write_text(text)
+    (tmp_path / "accounts.conf").write_text("")
+    own = {"HEADRACE_SERVER_NAME": "a", "HEADRACE_ROUTE_PASSWORD": "k1", "HEADRACE_ROUTES": '["nats-route://route:k1@a:6222"]'}
+    command = [str(find_binary()), "-t", "-c", str(tmp_path / "nats-server.conf")]
+    for left_out in (None, *own):
+        environment = {name: value for name, value in own.items() if name != left_out}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (left_out is None), done.stderr
+    (tmp_path / "accounts.conf").unlink()
+    assert subprocess.run(command, env=own, capture_output=True, check=False).returncode != 0, "open to all without logins"
+    assert "write_deadline: 1s" in text.splitlines()
+    assert re.search(r"max_memory_store: [1-9]", text)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from headrace.cli import main
+from headrace.doctor.server_facts import read_monitoring
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import JetStreamError
@@ -28,8 +31,12 @@ from tests.support.kubernetes_objects import needs_tools
 
 pytestmark = [pytest.mark.timeout(240), needs_tools]
 NAMES = Subjects("hr")
+NO_LOGIN = ConnectOptions()
 WAIT_S = 90
 needs_nats_chart = pytest.mark.skipif(not NATS_CHART, reason="HEADRACE_NATS_CHART names no folder with NATS' chart")
+
+
+SYSTEMD = Path(__file__).parents[4] / "deploy" / "systemd"
 
 
 def deployed(name: str) -> tuple[str, dict[str, Any]]:
@@ -77,12 +84,13 @@ def get(url: str) -> str:
         return ""
 
 
-async def provisioned(cluster: DeployedCluster) -> Connection:
-    """A connection without a login, once the streams of a deployment are there with three copies each."""
-    connection = await Connection.connect(ConnectOptions(servers=cluster.urls), subjects=NAMES)
+async def provisioned(cluster: DeployedCluster, login: ConnectOptions = NO_LOGIN) -> Connection:
+    """A connection, once the streams of a deployment are there with three copies each."""
+    options, connection = dataclasses.replace(login, servers=cluster.urls), None
     async with asyncio.timeout(WAIT_S):
-        while True:  # all of JetStream has a leader a moment before it makes streams
+        while True:  # all of JetStream has a leader a moment before it answers and makes streams
             try:
+                connection = connection or await Connection.connect(options, subjects=NAMES)
                 await ensure_topology(connection, Topology(NAMES, replicas=3))
                 return connection
             except JetStreamError:
@@ -93,12 +101,38 @@ async def provisioned(cluster: DeployedCluster) -> Connection:
 async def test_what_a_killed_server_led_is_called_to_elect(name: str, tmp_path: Path) -> None:
     """The streams are there for clients without a login, and the electors need no secret."""
     config, container = deployed(name)
-    async with DeployedCluster(tmp_path, config) as cluster:
-        connection = await provisioned(cluster)
+    await kill_a_leader(DeployedCluster(tmp_path, config), container, tmp_path)
+
+
+async def test_with_systemd_the_elector_has_a_login_of_its_own(tmp_path: Path) -> None:
+    """Logins are those of `headrace init`, the words those of the unit."""
+    logins = tmp_path / "logins"
+    assert main(["init", "--out", str(logins), "--elector"]) == 0
+    config = (SYSTEMD / "nats-server-cluster.conf").read_text()
+    cluster = DeployedCluster(tmp_path, config, (logins / "accounts.conf").read_text())
+    (start,) = re.findall(
+        r"(?m)^ExecStart=/opt/headrace/bin/headrace (.*)$", (SYSTEMD / "headrace-elector.service").read_text()
+    )
+    variables = {"HEADRACE_NATS_URL": ",".join("abc"), "HEADRACE_NATS_CONTEXT": str(logins / "elector.json")}
+    variables["HEADRACE_LOG_FORMAT"] = "json"
+    container = {"args": start.split(), "env": [{"name": name, "value": value} for name, value in variables.items()]}
+    operator = ConnectOptions.from_context(str(logins / "operator.json"))
+    await kill_a_leader(cluster, container, tmp_path, operator)
+    assert "Authorization" not in "".join(cluster.log(number) for number in range(3))
+
+
+async def kill_a_leader(
+    servers: DeployedCluster, container: dict[str, Any], folder: Path, login: ConnectOptions = NO_LOGIN
+) -> None:
+    """Kill the server that leads the requests, and see that its elections are called, and that this is told."""
+    async with servers as cluster:
+        connection = await provisioned(cluster, login)
         try:
             requests = NAMES.stream("REQ")
-            log = tmp_path / "elector.log"
+            log = folder / "elector.log"
+            assert {read_monitoring(url).electors for url in cluster.monitoring_urls} == {0}
             async with running(container, cluster.urls, log) as page:
+                assert {read_monitoring(url).electors for url in cluster.monitoring_urls} == {1}
                 before = await cluster.leader(requests)
                 cluster.kill(int(before[-1]))
                 async with asyncio.timeout(WAIT_S):
