@@ -259,13 +259,19 @@ spec:
 {{- printf "%s-%s" $slug (printf "%s\x00%s" .top.Values.modelNamespace .model | sha256sum | trunc 8) -}}
 {{- end -}}
 
-{{/* "true" if the planner itself scales a role of any pool. Takes $. */}}
+{{/* Names of what the planner itself scales, with commas between. Takes (dict "top" $ "several" BOOL): of one pod or several. */}}
 {{- define "headrace.planned" -}}
-{{- range $poolName, $given := .Values.pools -}}
-{{- $pool := mergeOverwrite (deepCopy $.Values.poolDefaults) (deepCopy $given) -}}
+{{- $top := .top -}}
+{{- $several := .several -}}
+{{- $names := list -}}
+{{- range $poolName, $given := $top.Values.pools -}}
+{{- $pool := mergeOverwrite (deepCopy $top.Values.poolDefaults) (deepCopy $given) -}}
 {{- range $role, $own := $pool.roles -}}
-{{- $scaling := (mergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy $own)).scaling -}}
-{{- if and $scaling.enabled (eq $scaling.by "planner") -}}true{{- end -}}
+{{- $of := mergeOverwrite (deepCopy $top.Values.workerDefaults) (deepCopy $own) -}}
+{{- if and $of.scaling.enabled (eq $of.scaling.by "planner") (eq $several (gt (int $of.nodes) 1)) -}}
+{{- $names = append $names (printf "%s-%s-%s" (include "headrace.name" $top) $poolName $role) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- join "," $names -}}
 {{- end -}}

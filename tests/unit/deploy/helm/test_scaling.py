@@ -59,13 +59,15 @@ def test_a_planner_that_scales_itself_finds_its_object_and_has_the_rights_for_it
     (bound,) = (one for one in found if one["kind"] == "RoleBinding")
     assert bound["roleRef"]["name"] == rights["metadata"]["name"]
     assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "headrace-planner", "namespace": "headrace"}]
-    verbs = {resource: rule["verbs"] for rule in rights["rules"] for resource in rule["resources"]}
-    assert {name: sorted(allowed) for name, allowed in verbs.items()} == {
-        "deployments": ["list"],
-        "deployments/scale": ["get", "patch"],
-        "leaderworkersets": ["list"],
-        "leaderworkersets/scale": ["get", "patch"],
-        "pods": ["list", "patch"],
+    kinds = "leaderworkersets" if nodes > 1 else "deployments"
+    allowed = {
+        resource: (rule["verbs"], rule.get("resourceNames")) for rule in rights["rules"] for resource in rule["resources"]
+    }
+    assert allowed == {
+        "deployments": (["list"], None),
+        "leaderworkersets": (["list"], None),
+        f"{kinds}/scale": (["get", "patch"], [scaled["metadata"]["name"]]),
+        "pods": (["list", "patch"], None),
     }
 
 
