@@ -16,9 +16,9 @@ import numpy as np
 from headrace.router.placement.costs import array_choice, scalar_choice
 from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix
+from headrace.router.placement.first_tokens.promises import Promises
 from headrace.router.placement.fleets.choice import PREFERENCE_S
 from headrace.router.placement.fleets.chooser import FleetChooser
-from headrace.router.placement.fleets.promises import Promises
 from headrace.router.placement.settings import PolicyName, SchedulerSettings
 from headrace.router.placement.types import Waiting
 from headrace.router.placement.worker_view import Floats, Ints, WorkerView
@@ -60,7 +60,7 @@ class KvPolicy:
     ) -> Pick | None:
         settings = self._settings
         several = self._fleets is not None and self._fleets.several
-        if several or not array_choice.applies(workers, settings):
+        if several or self._promises or not array_choice.applies(workers, settings):
             return self._pick_by_all_costs(group, window, workers, congestion, now_s)
         few = scalar_choice.applies(len(group), workers)
         choose = scalar_choice.choose if few else array_choice.choose
@@ -104,7 +104,7 @@ class KvPolicy:
 
     def _keep_promises(self, rows: Ints, table: Costs, window: CostMatrix, workers: WorkerView, now_s: float) -> None:
         """Close workers to requests that would make another one late by its prediction, which no step has begun with."""
-        if self._promises is None or self._fleets is None or not self._fleets.several or workers.prefill is not None:
+        if not self._promises or workers.prefill is not None:
             return
         table.free &= window.work[rows] * workers.token_s <= self._promises.slack(now_s)
         table.open &= table.free

@@ -20,7 +20,7 @@ from headrace.router.placement.decision_log import DecisionLog, explanation, rea
 from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner
 from headrace.router.placement.fairness.turn_queues import TurnQueues
-from headrace.router.placement.first_tokens import FirstTokens
+from headrace.router.placement.first_tokens.first_tokens import FirstTokens
 from headrace.router.placement.fleets.chooser import FleetChooser
 from headrace.router.placement.fleets.grid import FleetGrid
 from headrace.router.placement.interactive_presence import InteractivePresence
@@ -88,6 +88,7 @@ class Scheduler:
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Remove a worker. An unknown one is ignored. The movers take care of requests on their way there."""
+        self._first_tokens.remove_worker(worker)
         self._columns_changed(now_s, self._workers.remove(worker, now_s))
 
     def set_routers(self, names: Iterable[str]) -> None:
@@ -134,8 +135,7 @@ class Scheduler:
             self._queue.settle(event.id, output=event.tokens)
 
     def _placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
-        if self._fleets.several:
-            self._first_tokens.placed_elsewhere(event, now_s)
+        self._first_tokens.placed_elsewhere(event, now_s)
         load = self._workers.placed_elsewhere(event, now_s)
         if load is None:
             return
@@ -234,7 +234,7 @@ class Scheduler:
 
     def place_now(self, request: Waiting, now_s: float) -> Placement | None:
         """Place a request that has just come, or return None, and it is to be offered. For what finds nothing waiting."""
-        if self._window.rows or self.disagg.known or self._fleets.several:
+        if self._window.rows or self.disagg.known or self._first_tokens.promises or self._first_tokens.tells(request):
             return None
         placement = self._lone.place(request, self.routers, self._backoff, now_s)
         if placement is not None:
@@ -316,7 +316,7 @@ class Scheduler:
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
-        foreseen = self._first_tokens.foresee(request, load, plan, overlap, now_s) if self._fleets.several else plan
+        foreseen = self._first_tokens.foresee(request, load, plan, overlap, now_s)
         placement = self._fleets.explained(make_placement(request, load, overlap, foreseen, reason, now_s, kept=kept), load)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement

@@ -39,12 +39,11 @@ def count_decision(pool: str, decision: FleetDecision) -> None:
     DECISIONS.labels(pool, decision.fleet, decision.reason).inc()
 
 
-def compare(decision: FleetDecision, *, predicted_s: float, observed_s: float) -> None:
+def compare(fleet: str, *, target_s: float, predicted_s: float, observed_s: float) -> None:
     """Compare the time to first token of a request with its prediction and its target."""
-    fleet = decision.fleet
     TTFT_PREDICTED_S.labels(fleet).observe(predicted_s)
     TTFT_OBSERVED_S.labels(fleet).observe(observed_s)
     off_s = abs(observed_s - predicted_s)
     TTFT_ERROR_S.labels(fleet).observe(off_s)
     PREDICTIONS.labels(fleet, "yes" if off_s <= CLOSE * observed_s else "no").inc()
-    TARGETS.labels(fleet, "yes" if observed_s <= decision.ttft_target_s else "no").inc()
+    TARGETS.labels(fleet, "yes" if observed_s <= target_s else "no").inc()

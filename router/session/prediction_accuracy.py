@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.broker.messages import FleetDecision, JobEvent
+from headrace.broker.messages import JobEvent
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
 from headrace.router.session.fleet_metrics import compare
@@ -17,7 +17,8 @@ class _Prediction(NamedTuple):
     tokens: int
     arrived_s: float
     ttft_s: float
-    fleet: FleetDecision | None
+    fleet: str
+    target_s: float | None  # None: it has none, so nothing is told of it by fleet
 
 
 class PredictionAccuracy:
@@ -31,9 +32,10 @@ class PredictionAccuracy:
 
     def placed(self, placement: Placement) -> None:
         """Remember the prediction of a placement."""
-        request = placement.request
+        request, chosen = placement.request, placement.fleet
+        fleet, target_s = ("", request.ttft_target_s) if chosen is None else (chosen.fleet, chosen.ttft_target_s)
         self._open[request.id, request.attempt] = _Prediction(
-            placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s, placement.fleet
+            placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s, fleet, target_s
         )
         if len(self._open) > LIMIT:
             del self._open[next(iter(self._open))]
@@ -52,5 +54,5 @@ class PredictionAccuracy:
         metrics.TTFT_PREDICTED_S.observe(predicted.ttft_s)
         metrics.TTFT_ACTUAL_S.observe(actual_s)
         metrics.TTFT_ERROR_S.observe(abs(actual_s - predicted.ttft_s))
-        if predicted.fleet is not None:
-            compare(predicted.fleet, predicted_s=predicted.ttft_s, observed_s=actual_s)
+        if predicted.target_s is not None:
+            compare(predicted.fleet, target_s=predicted.target_s, predicted_s=predicted.ttft_s, observed_s=actual_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -41,6 +43,24 @@ def test_the_actual_time_to_the_first_token_is_measured_from_the_same_arrival() 
     seen.on_event(JobEvent("prefilled", "a", 1, "w", 500, 100), 10.75)
     assert value("headrace_router_ttft_actual_seconds_sum") - before[0] == pytest.approx(0.75)
     assert value("headrace_router_ttft_error_seconds_sum") - before[1] == pytest.approx(0.25)
+
+
+def test_a_prediction_is_counted_for_who_asks_for_a_time_in_a_pool_with_one_fleet_and_for_no_other() -> None:
+    def counted() -> list[float]:
+        labels = [("predictions", "yes"), ("predictions", "no"), ("targets", "yes"), ("targets", "no")]
+        return [
+            REGISTRY.get_sample_value(f"headrace_global_ttft_{name}_total", {"fleet": "", "met": met}) or 0.0
+            for name, met in labels
+        ]
+
+    before, seen = counted(), PredictionAccuracy()
+    seen.placed(placement("none"))
+    seen.on_event(JobEvent("prefilled", "none", 1, "w", 500, 100), 10.5)
+    assert counted() == before
+    usual = placement("asks")
+    seen.placed(replace(usual, request=replace(usual.request, ttft_target_s=0.4)))
+    seen.on_event(JobEvent("prefilled", "asks", 1, "w", 500, 100), 10.55)
+    assert [after - was for after, was in zip(counted(), before, strict=True)] == [1, 0, 0, 1]
 
 
 def test_what_never_prefills_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

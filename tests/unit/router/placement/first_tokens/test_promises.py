@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.router.placement.calibration import SpeedEstimate
-from headrace.router.placement.fleets.promises import ARRIVAL_S, Promises
+from headrace.router.placement.first_tokens.promises import ARRIVAL_S, MOST_EACH, Promises
 from headrace.router.placement.load import LoadTable
-from headrace.router.placement.types import WorkerInfo
+from headrace.router.placement.types import Waiting, WorkerInfo
 from tests.support.router.placement_pool import Pool, chain
 
 SPEED = SpeedEstimate(0.008, 24_000.0, 0.0001)
@@ -40,6 +40,13 @@ def test_each_prompt_placed_beside_it_uses_its_slack_up() -> None:
     promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=10.0, now_s=0.0)
     promises.note("a", begins_s=1.0, takes_s=0.75, ttft_s=100.0, now_s=0.0)
     assert promises.slack(0.0).tolist() == [0.25]
+
+
+def test_no_more_than_some_are_kept_on_a_worker() -> None:
+    promises = Promises(table("a"), 0.1)
+    for _ in range(3 * MOST_EACH):
+        promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=2.0, now_s=0.0)
+    assert len(promises) == MOST_EACH
 
 
 def test_a_worker_that_has_left_has_no_promises() -> None:
@@ -113,10 +120,40 @@ def test_a_request_that_has_waited_long_lets_others_in_beside_it() -> None:
     assert pool.placed() == {"long": "a"}
 
 
-def test_a_pool_with_one_fleet_promises_nothing() -> None:
+def one_fleet() -> Pool:
+    """A worker in a step with 100 ms left."""
     pool = Pool("a")
     for _ in range(3):
         pool.report("a", running=1, step_s=0.35, step_prefill_tokens=8192, queued_prefill_tokens=600)
+    return pool
+
+
+def test_a_pool_with_one_fleet_promises_nothing_to_who_asks_for_no_time() -> None:
+    pool = one_fleet()
     pool.offer("short", chain(1, 1), tokens=20)
     pool.offer("long", chain(2, 16))
     assert pool.placed() == {"short": "a", "long": "a"}
+
+
+def test_a_pool_with_one_fleet_keeps_its_promise_to_who_asks_for_a_time() -> None:
+    pool = one_fleet()
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    pool.offer("long", chain(2, 16))
+    assert pool.placed() == {}
+    pool.pass_time(0.1)
+    assert pool.placed() == {"long": "a"}, "the engine has begun with the short one"
+
+
+def test_who_asks_for_a_time_and_finds_nothing_waiting_takes_the_way_on_which_promises_are_made_and_kept() -> None:
+    pool = one_fleet()
+    place = pool.scheduler.place_now
+    assert place(Waiting(id="asks", key=1, tokens=20, chain=chain(1, 1), ttft_target_s=9.0), pool.now) is None
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    assert place(Waiting(id="beside", key=2, tokens=20, chain=chain(2, 1)), pool.now) is None
+    pool.pass_time(0.2)
+    pool.offer("next", chain(3, 1), tokens=20)
+    assert pool.placed() == {"next": "a"}
+    usual = Waiting(id="usual", key=3, tokens=20, chain=chain(4, 1), arrived_s=pool.now)
+    assert place(usual, pool.now) is not None, "no promise is left"

@@ -1,10 +1,11 @@
 """Keeps what a request was told of its first token from being made wrong by the next placement. Sans-io.
 
 An engine fills a step with all prompts that it has, so a prompt of twenty tokens ends with a step of eight thousand if a long
-one is placed beside it before that step begins.  Where requests are told apart by their targets, the prediction that a request
-was placed by is a promise: until the engine has begun with it, nothing is placed beside it that makes its first token later by
-more than a part of the predicted time.  A long prompt waits for the next step, which is a few milliseconds, and a request that
-has waited long itself lets much in beside it, so that under load steps are as full as they were.
+one is placed beside it before that step begins.  Where requests are told apart by their targets, and where one asks for a time
+to first token, the prediction that it was placed by is a promise: until the engine has begun with the step that completes it,
+nothing is placed beside it that makes its first token later by more than a part of the predicted time.  A long prompt waits for
+the next step, which is a few milliseconds, and a request that has waited long itself lets much in beside it, so that under load
+steps are as full as they were.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from headrace.router.placement.load import LoadTable
 from headrace.router.placement.worker_view import Floats
 
+MOST_EACH = 64  # kept on a worker, the last ones: where so many are placed at once, none can be kept
 ARRIVAL_S = 0.005  # from a placement until an idle engine has begun with it
 
 
@@ -39,9 +41,13 @@ class Promises:
     def __len__(self) -> int:
         return sum(len(promises) for promises in self._open.values())
 
+    def __bool__(self) -> bool:
+        """Return whether there may be one that is not over."""
+        return bool(self._open)
+
     def note(self, worker: str, *, begins_s: float, takes_s: float, ttft_s: float, now_s: float) -> None:
         """Note a placement: when the engine will begin with it, what it adds to that step, and its time from arrival."""
-        left = [one._replace(slack_s=one.slack_s - takes_s) for one in self._current(worker, now_s)]
+        left = [one._replace(slack_s=one.slack_s - takes_s) for one in self._current(worker, now_s)[1 - MOST_EACH :]]
         self._open[worker] = [*left, _Promise(begins_s + ARRIVAL_S, self._part * ttft_s)]
 
     def slack(self, now_s: float) -> Floats:
