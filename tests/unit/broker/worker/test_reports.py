@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -16,9 +16,7 @@ from headrace.broker.worker.reports import EventSender, LoadReporter
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects
-from tests.simulation.virtual.machine import Machine
-from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import World
+from tests.support.virtual_time import in_virtual_time
 
 
 class FakeMessaging:
@@ -64,15 +62,6 @@ async def reporting(*, period_s: float, gap_s: float) -> AsyncIterator[tuple[Loa
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    async def process(_machine: Machine) -> None:
-        await main()
-
-    with World(1, CALM) as world:
-        world.process("P", process)
-        world.run(100.0)
 
 
 def test_a_change_is_reported_at_once_but_reports_keep_their_distance():
