@@ -32,7 +32,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
 def whole_chart(values: dict[str, Any], *, real: bool = False, release: str = "llm") -> tuple[list[dict[str, Any]], str, str]:
     """Return the objects of our chart, the configuration of nats-server that comes with them, and the notes.
 
-    `real`: by NATS' own chart.
+    `real`: by NATS' own chart, with its objects.
     """
     import helm_python
 
@@ -48,7 +48,7 @@ def whole_chart(values: dict[str, Any], *, real: bool = False, release: str = "l
         with helm_python.Chart.load(ours) as chart:
             chart.validate_schema(values)
             found = chart.render(values, name=release, namespace="here")
-    own = [text for path, text in sorted(found.items()) if "/charts/" not in path and path.endswith(".yaml")]
+    own = [text for path, text in sorted(found.items()) if (real or "/charts/" not in path) and path.endswith(".yaml")]
     objects = [document for text in own for document in yaml.safe_load_all(text) if document]
     notes = found.get("headrace/templates/NOTES.txt", "")
     maps = [one for path, text in found.items() if "/charts/nats/" in path for one in yaml.safe_load_all(text) if one]

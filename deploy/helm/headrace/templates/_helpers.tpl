@@ -29,8 +29,17 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- end -}}
 
+{{/* Name that NATS' chart gives its objects. */}}
+{{- define "headrace.natsName" -}}
+{{- $kind := .Values.nats.nameOverride | default "nats" -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $kind) (contains $kind .Release.Name) -}}
+{{- .Values.nats.fullnameOverride | default $full | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
 {{- define "headrace.natsUrl" -}}
-{{- .Values.broker.url | default (printf "nats://%s-nats.%s.svc:4222" .Release.Name .Release.Namespace) -}}
+{{- $service := dig "service" "name" "" .Values.nats | default (include "headrace.natsName" .) -}}
+{{- $port := int (dig "config" "nats" "port" 4222 .Values.nats) -}}
+{{- .Values.broker.url | default (printf "nats://%s.%s.svc:%d" $service .Release.Namespace $port) -}}
 {{- end -}}
 
 {{/* "true" if the configuration of NATS' chart has logins of its own, or may have. Takes `config` of that chart. */}}
@@ -84,9 +93,7 @@ accounts:
 {{- join "," .Values.elector.servers -}}
 {{- else -}}
 {{- $nats := .Values.nats -}}
-{{- $kind := $nats.nameOverride | default "nats" -}}
-{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $kind) (contains $kind .Release.Name) -}}
-{{- $full = $nats.fullnameOverride | default $full | trunc 63 | trimSuffix "-" -}}
+{{- $full := include "headrace.natsName" $ -}}
 {{- $pods := dig "statefulSet" "name" "" $nats | default $full -}}
 {{- $domain := dig "headlessService" "name" "" $nats | default (printf "%s-headless" $full) -}}
 {{- $port := int (dig "config" "nats" "port" 4222 $nats) -}}

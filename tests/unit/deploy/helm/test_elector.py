@@ -102,21 +102,38 @@ def test_without_a_cluster_or_a_login_none_runs(values: dict[str, Any], told: bo
 
 
 @pytest.mark.parametrize(
-    ("release", "nats", "first"),
+    ("release", "nats", "first", "service"),
     [
-        ("mynats", {}, "mynats-0.mynats-headless"),
-        ("llm", {"fullnameOverride": "broker"}, "broker-0.broker-headless"),
-        ("llm", {"nameOverride": "bus"}, "llm-bus-0.llm-bus-headless"),
-        ("llm", {"statefulSet": {"name": "s"}, "headlessService": {"name": "h"}}, "s-0.h"),
+        ("mynats", {}, "mynats-0.mynats-headless", "mynats"),
+        ("llm", {"fullnameOverride": "broker"}, "broker-0.broker-headless", "broker"),
+        ("llm", {"nameOverride": "bus"}, "llm-bus-0.llm-bus-headless", "llm-bus"),
+        ("llm", {"statefulSet": {"name": "s"}, "headlessService": {"name": "h"}}, "s-0.h", "llm-nats"),
+        ("llm", {"service": {"name": "v"}}, "llm-nats-0.llm-nats-headless", "v"),
     ],
 )
 @pytest.mark.parametrize("real", KINDS)
-def test_the_addresses_are_those_that_the_chart_of_nats_makes(release: str, nats: Any, first: str, real: bool) -> None:
+def test_the_addresses_are_those_that_the_chart_of_nats_makes(
+    release: str, nats: Any, first: str, service: str, real: bool
+) -> None:
     objects, config, _ = whole_chart({"nats": {**nats, "config": {"cluster": {"replicas": 5}}}}, release=release, real=real)
     container = elector_of(objects)
     assert container is not None
-    (env,) = (one["value"] for one in container["env"] if one["name"] == "HEADRACE_NATS_URL")
+    env = _url(container)
     assert env.split(",")[0] == f"nats://{first}.here.svc:4222"
     assert len(env.split(",")) == 5
+    pods = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"}
+    (frontend,) = (spec["containers"][0] for name, spec in pods.items() if name.endswith("-frontend"))
+    assert _url(frontend) == f"nats://{service}.here.svc:4222"
+    (policy,) = (one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-nats"))
+    labels = policy["spec"]["podSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/name"] == nats.get("nameOverride", "nats")
     if real:
+        assert service in [one["metadata"]["name"] for one in objects if one["kind"] == "Service"]
+        (servers,) = (one["spec"]["template"] for one in objects if one["kind"] == "StatefulSet")
+        assert labels.items() <= servers["metadata"]["labels"].items()
         assert parsed(config)["cluster"]["routes"][0] == f"nats://{first}:6222"
+
+
+def _url(container: Any) -> Any:
+    (found,) = (one["value"] for one in container["env"] if one["name"] == "HEADRACE_NATS_URL")
+    return found
