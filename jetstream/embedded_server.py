@@ -24,6 +24,7 @@ import structlog
 from headrace.jetstream.consumer_files import set_damaged_aside
 from headrace.jetstream.encryption.plain_store import encrypt_store, settle
 from headrace.jetstream.encryption.store_key import StoreKey, StoreKeyUnusable, plain_streams
+from headrace.jetstream.encryption.unfinished_blocks import remove_unfinished_blocks
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.server_health import ServerHealth, read_health, streams_left_out
 from headrace.jetstream.settings import ServerSettings
@@ -266,6 +267,8 @@ class EmbeddedServer:
             folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
+        if unfinished := remove_unfinished_blocks(self.data_dir / "store"):
+            log.warning("server.unfinished_blocks_removed", streams=unfinished, data_dir=str(self.data_dir))
         if damaged := set_damaged_aside(self.data_dir / "store"):
             log.error("server.consumers_damaged", consumers=damaged, data_dir=str(self.data_dir))
         self._told_monitoring_port = self._monitoring_port or -1

@@ -188,6 +188,22 @@ async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away
         await server.stop_async()
 
 
+async def test_a_stream_whose_next_block_was_not_finished_by_a_killed_server_is_whole(tmp_path: Path) -> None:
+    """nats-server makes the file of a block before its key, and leaves the stream out where it was killed between the two."""
+    async with running(tmp_path) as connection:
+        await store(connection)
+        before = await found(connection)
+    (messages,) = tmp_path.glob("store/jetstream/*/streams/HR_DLQ/msgs")
+    last = max(int(file.stem) for file in messages.glob("*.blk"))
+    (messages / f"{last + 1}.blk").touch()
+    with capture_logs() as logs:
+        async with running(tmp_path) as connection:
+            assert await found(connection) == before
+            await connection.publish("hr.dlq.m", SECRET)
+    assert [entry["streams"] for entry in logs if entry["event"] == "server.unfinished_blocks_removed"] == [("HR_DLQ",)]
+    assert not [entry for entry in logs if entry["event"] == "server.streams_left_out"]
+
+
 async def test_the_key_is_told_to_the_server_alone(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path, ENCRYPTED)
     with capture_logs() as logs:
