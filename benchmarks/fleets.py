@@ -38,6 +38,7 @@ from headrace.tools.replay_bench.world import ReplayOutcome, World
 
 MOST = 128  # workers of one kind that are tried
 BLOCK_STEP = 4096  # numbers of blocks from one prompt to the next
+NO_PROMISE = 1e9
 LONG = 95  # percentile of the prompts that the targets go by
 
 
@@ -51,15 +52,24 @@ class Found:
     loose_met: float
     refused: int
     within_fifth: float  # part of the first tokens that were predicted to within a fifth of the truth
-    seconds: float
+    seconds: float  # to the end of the last answer
+    arriving_s: float  # to the last arrival
     share: dict[str, float]  # of the requests, by kind
+
+    promised: bool = True  # what is predicted is kept
 
     @property
     def worker_hours(self) -> float:
+        """To the end of the last answer: the replay is all there is."""
         return self.price * self.seconds / 3600.0
 
+    @property
+    def held_hours(self) -> float:
+        """While requests came: the traffic goes on after it, as on any day."""
+        return self.price * self.arriving_s / 3600.0
+
     def told(self) -> dict[str, object]:
-        return {**dataclasses.asdict(self), "worker_hours": self.worker_hours}
+        return {**dataclasses.asdict(self), "worker_hours": self.worker_hours, "held_hours": self.held_hours}
 
 
 def read_azure(path: Path, limit: int | None) -> Trace:
@@ -106,22 +116,24 @@ class Search:
         self._kinds = tuple(kinds)
         self._ttft_s = ttft_s
         self._attain = attain
-        self._found: dict[tuple[int, ...], Found] = {}
+        self._found: dict[tuple[tuple[int, ...], bool], Found] = {}
 
-    def replay(self, *numbers: int) -> Found:
-        """Replay one deployment, once. `numbers`: of workers of each kind."""
-        if numbers not in self._found:
+    def replay(self, *numbers: int, promised: bool = True) -> Found:
+        """Replay one deployment, once. `numbers`: of workers of each kind. `promised`: nothing makes a predicted time later."""
+        if (numbers, promised) not in self._found:
             fleets = tuple(
                 ReplayFleet(name=kind.name, price=kind.price, workers=number, model=kind.model)
                 for kind, number in zip(self._kinds, numbers, strict=True)
                 if number
             )
-            settings = {"limits.hopeless": False, "limits.window": 1_000_000}
+            settings: dict[str, object] = {"limits.hopeless": False, "limits.window": 1_000_000}
+            if not promised:
+                settings["promise"] = NO_PROMISE
             outcomes = World(trace=self._trace, fleets=fleets, make_router=Policy(name="kv", settings=settings).router).run()
-            self._found[numbers] = self._judge(numbers, outcomes)
-        return self._found[numbers]
+            self._found[numbers, promised] = self._judge(numbers, outcomes, promised)
+        return self._found[numbers, promised]
 
-    def _judge(self, numbers: tuple[int, ...], outcomes: Sequence[ReplayOutcome]) -> Found:
+    def _judge(self, numbers: tuple[int, ...], outcomes: Sequence[ReplayOutcome], promised: bool) -> Found:
         names = [kind.name for kind, number in zip(self._kinds, numbers, strict=True) for _ in range(number)]
         met: dict[bool, list[bool]] = {True: [], False: []}
         close, where = [], Counter[str]()
@@ -141,6 +153,8 @@ class Search:
             refused=sum(bool(one.shed) for one in outcomes),
             within_fifth=_mean(close),
             seconds=max(one.job.end_s for one in outcomes),
+            arriving_s=self._trace.requests[-1].at_s,
+            promised=promised,
             share={name: round(count / len(outcomes), 3) for name, count in where.items()},
         )
 
@@ -148,8 +162,14 @@ class Search:
         return found.strict_met >= self._attain and found.loose_met >= self._attain and not found.refused
 
     def alone(self, kind: int, most: int = MOST) -> Found | None:
-        """Find the least good number of workers of one kind."""
-        return self.least(lambda n: tuple(n if at == kind else 0 for at in range(len(self._kinds))), most)
+        """Find the least good number of workers of one kind: with promises, or without where those are fewer."""
+
+        def make(n: int) -> tuple[int, ...]:
+            return tuple(n if at == kind else 0 for at in range(len(self._kinds)))
+
+        kept = self.least(make, most)
+        free = self.least(make, most if kept is None else kept.workers[self._kinds[kind].name] - 1, promised=False)
+        return free or kept
 
     def pair(self, first: int, second: int, below: float) -> Found | None:
         """Find the cheapest good deployment of two kinds, each with a worker, whose price is below this."""
@@ -167,15 +187,15 @@ class Search:
             number += 1
         return best
 
-    def least(self, make: Callable[[int], tuple[int, ...]], most: int) -> Found | None:
+    def least(self, make: Callable[[int], tuple[int, ...]], most: int, *, promised: bool = True) -> Found | None:
         """Find the least good n by bisection, as more workers are never worse."""
         low, high = 0, most
-        if most < 1 or not self.good(self.replay(*make(most))):
+        if most < 1 or not self.good(self.replay(*make(most), promised=promised)):
             return None
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.good(self.replay(*make(middle))) else (middle, high)
-        return self.replay(*make(high))
+            low, high = (low, middle) if self.good(self.replay(*make(middle), promised=promised)) else (middle, high)
+        return self.replay(*make(high), promised=promised)
 
 
 def _mean(values: Sequence[bool]) -> float:
@@ -222,7 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(pair=name, **(found.told() if found is not None else {"found": 0}))
         two = found or two
     if one is not None and two is not None:
-        _tell(saved_of_price=1 - two.price / one.price, saved_of_worker_hours=1 - two.worker_hours / one.worker_hours)
+        _tell(
+            saved_of_price=1 - two.price / one.price,
+            saved_of_worker_hours=1 - two.worker_hours / one.worker_hours,
+            saved_of_held_hours=1 - two.held_hours / one.held_hours,
+        )
     return 0
 
 

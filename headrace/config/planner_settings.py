@@ -1,6 +1,7 @@
 """Settings of the planner."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Annotated, Literal
 
 from headrace.setting import Setting, check_numbers
@@ -17,6 +18,12 @@ class PlannerSettings:
         Setting("Whether it only says what it would do, or does it.", "--mode"),
     ] = "advise"
     ttft_s: Annotated[float, Setting("Time to the first token that requests shall have.", "--ttft", least=0.001)] = 2.0
+    fleet_ttft: Annotated[
+        str,
+        Setting(
+            "The same for fleets that are there for other targets: FLEET=SECONDS, with commas between.", "--planner-fleet-ttft"
+        ),
+    ] = ""
     itl_s: Annotated[float, Setting("Time between two tokens that requests shall have.", "--itl", least=0.001)] = 0.05
     miss: Annotated[float, Setting("Share of requests that may miss the targets.", least=0.0001, most=0.5)] = 0.01
     least: Annotated[
@@ -78,6 +85,7 @@ class PlannerSettings:
     def __post_init__(self) -> None:
         check_numbers(self)
         forecaster_names(self.forecasters)
+        fleet_times(self.fleet_ttft)
         if self.least > self.most:
             raise ValueError(f"planner.least = {self.least} is more than planner.most = {self.most}")
         if self.kubernetes and self.start_command:
@@ -91,3 +99,25 @@ def forecaster_names(chosen: str) -> tuple[str, ...]:
     if unknown:
         raise ValueError(f"planner.forecasters: {', '.join(unknown)} is none of {', '.join(FORECASTERS)}")
     return names
+
+
+def fleet_times(chosen: str) -> dict[str, float]:
+    """Return the times to the first token that a setting names by fleet. Raises ValueError for what is none."""
+    times: dict[str, float] = {}
+    for part in (part.strip() for part in chosen.split(",")):
+        fleet, equals, seconds = part.rpartition("=")
+        try:
+            time_s = float(seconds)
+        except ValueError:
+            time_s = 0.0
+        if part and not (fleet and equals and 0.0 < time_s < inf and fleet not in times):
+            raise ValueError(f"planner.fleet_ttft: {part!r} is no FLEET=SECONDS, or names a fleet again")
+        if part:
+            times[fleet] = time_s
+    return times
+
+
+def for_fleet(settings: PlannerSettings, fleet: str) -> PlannerSettings:
+    """Return the settings of the pool that a fleet is."""
+    time_s = fleet_times(settings.fleet_ttft).get(fleet)
+    return settings if time_s is None else replace(settings, ttft_s=time_s)

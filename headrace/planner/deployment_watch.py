@@ -53,7 +53,7 @@ class _Events:
     """The events heard of a queue since the last look."""
 
     placed: dict[str, int] = field(default_factory=dict)  # first placements, by worker
-    requests: list[RequestSight] = field(default_factory=list)
+    requests: list[tuple[str, RequestSight]] = field(default_factory=list)  # with the worker that each was placed on
     outputs: list[tuple[str, int]] = field(default_factory=list)
     reports: dict[str, list[LoadReport]] = field(default_factory=dict)
     outcomes: RequestOutcomes = field(default_factory=RequestOutcomes)  # kept from look to look
@@ -126,6 +126,7 @@ class DeploymentWatch:
             for key in keys:
                 own = [one for one in here if one.fleet == key.fleet]
                 ids = {one.worker for one in own}
+                others = {one.worker for one in here} - ids
                 arrived = None
                 if growth is not None:
                     placed = sum(count for worker, count in heard.placed.items() if worker in ids)
@@ -138,7 +139,9 @@ class DeploymentWatch:
                     refused=heard.refused if key == cheapest else 0,
                     waiting=None if waiting is None else stored if key == cheapest else 0,
                     workers=None if members is None else tuple(worker_sight(one, reports.get(one.worker), now) for one in own),
-                    placed=tuple(heard.requests) if key == cheapest else (),
+                    placed=tuple(
+                        sight for worker, sight in heard.requests if worker in ids or (key == cheapest and worker not in others)
+                    ),
                     outputs=tuple(tokens for worker, tokens in heard.outputs if worker in ids),
                     ended=tuple(outcome for worker, outcome in ended if worker in ids),
                     backlog=tuple(
@@ -212,7 +215,7 @@ class DeploymentWatch:
         read_up_to = self._routed.get(queue, self._listens_from)
         if last is None or last <= read_up_to:
             return
-        records: list[RequestSight] = []
+        records: list[tuple[str, RequestSight]] = []
         try:
             while len(records) < MOST_SEEN:
                 read = await self._nats.subject_messages(
@@ -222,7 +225,8 @@ class DeploymentWatch:
                     self._routed[queue] = read_up_to = message.seq
                     with contextlib.suppress(WireError):
                         one = decode(Routed, message.data)
-                        records.append(RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s))
+                        sight = RequestSight(prompt=one.tokens, uncached=one.uncached, waited_s=one.waited_s)
+                        records.append((one.worker, sight))
                         if one.attempt == 1:
                             heard.outcomes.waited(one.id, one.waited_s)
                 if len(read) < ROUTED_AT_ONCE:
@@ -245,7 +249,7 @@ class DeploymentWatch:
                     heard.placed[event.worker] = heard.placed.get(event.worker, 0) + 1
                     if len(heard.requests) < MOST_SEEN:
                         uncached = event.uncached if event.by else event.tokens
-                        heard.requests.append(RequestSight(prompt=event.tokens, uncached=uncached))
+                        heard.requests.append((event.worker, RequestSight(prompt=event.tokens, uncached=uncached)))
                 elif event.kind == "settled" and len(heard.outputs) < MOST_SEEN:
                     heard.outputs.append((event.worker, event.tokens))
 

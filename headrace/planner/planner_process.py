@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from headrace.broker.part_state import PartState, Standing
-from headrace.config.planner_settings import PlannerSettings
+from headrace.config.planner_settings import PlannerSettings, for_fleet
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging
@@ -153,7 +153,7 @@ class PlannerProcess:
         return f"{kind}.{key.model}.{slug(key.fleet) if key.fleet else '_'}"
 
     async def _recall(self, key: PoolKey) -> PoolPlanner:
-        planner = PoolPlanner(self._settings, profile=self._profile)
+        planner = PoolPlanner(for_fleet(self._settings, key.fleet), profile=self._profile)
         metrics.declare(str(key))
         entry = await self._nats.bucket(self._names.bucket("state")).get(self._bucket_key("planner", key))
         known = self._watch.known[key]

@@ -222,6 +222,8 @@ async def test_fleets_are_pools_of_their_own_and_what_waits_is_for_the_cheapest(
     dear, cheap = seen[PoolKey(POOL, "dear")], seen[PoolKey(POOL, "cheap")]
     assert (dear.arrived, dear.waiting) == (1, 0)
     assert (cheap.arrived, cheap.waiting) == (1, 1)
+    assert [one.prompt for one in dear.placed] == [100], "its requests need not be as long as those of others"
+    assert cheap.placed == ()
 
 
 async def test_a_pool_whose_workers_have_left_is_still_watched(
