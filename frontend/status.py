@@ -71,9 +71,12 @@ class StatusRoutes:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """Answer 200 only if a request for at least one model could be answered now."""
+        """Answer 200 only if a request for at least one model could be answered now.
+
+        With `?of=frontend` it need only be taken: without a worker it waits for one, which may not have to run before.
+        """
         ready = self._port.models.ready_names()
-        why = self._why_not(ready)
+        why = self._why_not(ready, alone=request.query_params.get("of") == "frontend")
         return _json({"status": "not ready" if why else "ready", "reason": why, "models": ready}, status=503 if why else 200)
 
     async def health(self, request: Request) -> Response:
@@ -93,12 +96,12 @@ class StatusRoutes:
         body, content_type = self._metrics.render_for(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    def _why_not(self, ready: list[str]) -> str | None:
+    def _why_not(self, ready: list[str], *, alone: bool = False) -> str | None:
         if self._lifecycle.draining:
             return "draining"
         if not self._port.ready:
             return f"this frontend {self._port.trouble}"
-        return None if ready else "no model has a ready worker"
+        return None if ready or alone else "no model has a ready worker"
 
 
 def _model_health(served: Served, *, ready: bool) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def _server() -> dict[str, Any]:
         "/": {"get": operation("What this server is", {"200": welcome})},
         "/docs": {"get": operation("This document as a page", {"200": page})},
         "/health": {"get": operation("What is up", states("healthy", "unhealthy"))},
-        "/ready": {"get": operation("Whether some model can answer now", states("ready", "not ready"))},
+        "/ready": {
+            "parameters": [{"name": "of", "in": "query", "schema": {"type": "string", "enum": ["frontend"]}}],
+            "get": operation("Whether some model can answer now, or requests are taken", states("ready", "not ready")),
+        },
         "/live": {"get": operation("Whether the process runs", {"200": {"description": "it does"}})},
         "/ping": {"get": operation("Health as a status alone", plain), "post": operation("Health as a status alone", plain)},
         "/load": {

@@ -230,6 +230,7 @@ class Call:
         parts: Iterable[bytes] | None = None,
     ) -> None:
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        path, _, query = path.partition("?")
         self._parts = deque(parts if parts is not None else [raw])
         self._app = app
         self.scope = {
@@ -241,7 +242,7 @@ class Call:
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(k.encode(), v.encode()) for k, v in {**self._usual(body, raw), **(headers or {})}.items()],
             "server": ("test", 80),
             "client": ("test", 1),

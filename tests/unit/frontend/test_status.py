@@ -77,6 +77,19 @@ async def test_ready_only_when_a_model_can_answer() -> None:
     assert (await get(built.app, "/live")).status == 200
 
 
+async def test_a_frontend_itself_is_ready_without_a_worker_for_which_requests_may_wait() -> None:
+    ingress = FakeIngress()
+    built = frontend(ingress)
+    ingress.models.served[MODEL].workers = 0
+    alone = await get(built.app, "/ready?of=frontend")
+    assert (alone.status, alone.json()["models"]) == (200, [])
+    ingress.ready = False
+    assert (await get(built.app, "/ready?of=frontend")).status == 503
+    ingress.ready = True
+    built.lifecycle.draining = True
+    assert (await get(built.app, "/ready?of=frontend")).json()["reason"] == "draining"
+
+
 async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     ingress = FakeIngress()
     built = frontend(ingress)

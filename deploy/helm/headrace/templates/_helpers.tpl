@@ -201,7 +201,7 @@ livenessProbe:
 
 {{- define "headrace.ready" -}}
 readinessProbe:
-  httpGet: {path: /ready, port: {{ .port }}, scheme: {{ .scheme }}}
+  httpGet: {path: {{ .path | default "/ready" | quote }}, port: {{ .port }}, scheme: {{ .scheme }}}
   periodSeconds: 3
   timeoutSeconds: 3
   failureThreshold: 2

@@ -159,7 +159,8 @@ def test_probes_ask_the_routes_that_processes_have(everything: list[Object]) -> 
     for container, _, thing in containers(everything):
         words = container["args"]
         ports = {port["name"] for port in container.get("ports", ())}
-        for name, path in (("startupProbe", "/live"), ("livenessProbe", "/live"), ("readinessProbe", "/ready")):
+        ready = "/ready?of=frontend" if words[0] == "frontend" else "/ready"
+        for name, path in (("startupProbe", "/live"), ("livenessProbe", "/live"), ("readinessProbe", ready)):
             probe = container.get(name)
             if words[0] in ("frontend", "router", "planner", "elector") or (
                 words[0] == "worker" and thing["kind"] == "Deployment"
