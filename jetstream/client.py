@@ -31,7 +31,7 @@ from headrace.jetstream.errors import (
 )
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
-from headrace.jetstream.node_watch import NodeWatch
+from headrace.jetstream.nodes.node_watch import NodeWatch
 from headrace.jetstream.objects.store import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState
 from headrace.jetstream.pull import PullOptions, StreamPull
@@ -55,8 +55,8 @@ class _Server:
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
 
-    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        return (await self._mux.request(subject, data, timeout_s=timeout_s)).data
+    async def request(self, subject: str, data: bytes, *, timeout_s: float, repeated: bool = False) -> bytes:
+        return (await self._mux.request(subject, data, timeout_s=timeout_s, repeated=repeated)).data
 
 
 class Connection:

@@ -12,6 +12,9 @@ NODES_LEFT = Counter(
 DROPPED = Counter("headrace_jetstream_dropped_sends_total", "Core messages and acks not sent", ["reason"])
 PUBLISHES = Counter("headrace_jetstream_publishes_total", "Stream publishes by outcome", ["outcome"])
 PUBLISH_RETRIES = Counter("headrace_jetstream_publish_retries_total", "Publishes sent again under the same id")
+CALLS_REPEATED = Counter(
+    "headrace_jetstream_calls_repeated_total", "Calls and publishes sent again because no answer came, under the same id"
+)
 CALLBACK_ERRORS = Counter("headrace_jetstream_callback_errors_total", "Message callbacks that raised")
 PULL_RESETS = Counter("headrace_jetstream_pull_resets_total", "Pull loops that started over", ["reason"])
 FOLLOW_RESTARTS = Counter("headrace_jetstream_follow_restarts_total", "Times a follow made its consumer anew", ["reason"])

@@ -32,8 +32,11 @@ GROUP = "g"  # the one priority group of a prioritized consumer
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.5
 RECOVER_S = 0.5  # after which messages are asked for again although `on_missing` goes on: in an election it gets no answer
-MISSED_HEARTBEATS = 2
+SILENT_HEARTBEATS = 1.5  # after which messages are asked for again: who was asked may lead the consumer no more
+MISSING_AFTER = 2  # such silences in a row, after which the consumer may be gone
+LATE_S = 0.2  # of this process: what has come meanwhile may wait to be read
 STOP_BARRIER_S = 1.0
+LEAST_S = 0.02  # between two looks
 
 _inboxes = count(1)
 
@@ -87,6 +90,7 @@ class StreamPull:
         )
         self._next_subject = session.api.subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
         self._tap: Tap | None = None
+        self._old: list[Tap] = []
         self._inbox = ""
         self._generations = count(1)
         self._outstanding = 0
@@ -95,6 +99,7 @@ class StreamPull:
         self._backoff_s = 0.0
         self._blocked_until = 0.0
         self._missing = False
+        self._silences = 0
         self._scheduled = False
         self._running = False
         self._stopped = False
@@ -155,6 +160,7 @@ class StreamPull:
                 self._on_status(status, headers)
                 return
         self._heard_at = self._loop.time()
+        self._silences = 0
         self._backoff_s = 0.0
         if self._outstanding > 0:
             self._outstanding -= 1
@@ -167,6 +173,7 @@ class StreamPull:
 
     def _on_status(self, status: int, headers: bytes) -> None:
         self._heard_at = self._loop.time()
+        self._silences = 0
         if status == 100:
             return
         fields = wire.decode_headers(headers)
@@ -197,13 +204,38 @@ class StreamPull:
         metrics.PULL_RESETS.labels(reason).inc()
         tap, self._tap = self._tap, None
         self._core.silence(tap, self._refuse)
-        asyncio.get_running_loop().call_later(self._expires_s, self._core.untap, tap)
+        self._keep(tap)
         return tap
+
+    def _keep(self, tap: Tap) -> None:
+        """Hear what arrives at an inbox that is no longer used until the requests that name it have expired."""
+        self._old.append(tap)
+        self._loop.call_later(self._expires_s, self._drop, tap)
+
+    def _drop(self, tap: Tap) -> None:
+        self._old.remove(tap)
+        self._core.untap(tap)
 
     # Events of the connection:
 
     def connection_down(self) -> None:
+        old = [*self._old, self._tap]
         self._renew("disconnected")
+        if self._core.leaving:
+            # The server is left, but not gone: until the requests made there expire others send messages to their inboxes, by
+            # way of that server. They are heard at the next server too, or would come again only after `ack_wait`.
+            for subject in {tap.subject for tap in old if tap is not None}:
+                self._keep(self._core.tap(subject, self._on_late))
+
+    def _on_late(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """Take a message that was asked for at a server that was left."""
+        if not reply.startswith(b"$JS.ACK."):
+            return
+        if self._credit < 1 or not self._running:
+            self._refuse(subject, reply, data, headers)
+            return
+        self._credit -= 1
+        self._on_delivery(StreamDelivery(self._core, subject, reply, data, headers))
 
     def connection_up(self) -> None:
         self._blocked_until = 0.0
@@ -235,27 +267,32 @@ class StreamPull:
         recovery: asyncio.Task[None] | None = None
         try:
             while not self._stopped:
-                await self._sleep(self._heartbeat_s)
+                late = await self._sleep(self._heartbeat_s)
                 if self._missing and self._core.up and (recovery is None or recovery.done()):
                     recovery = tasks.spawn(self._recover())
                     await asyncio.wait({recovery}, timeout=RECOVER_S)
-                self._watch()
+                if not late:
+                    self._watch()
                 self._schedule()
         finally:
             if recovery is not None:
                 recovery.cancel()
 
-    async def _sleep(self, longest_s: float) -> None:
-        now = asyncio.get_running_loop().time()
+    async def _sleep(self, longest_s: float) -> bool:
+        """Wait until there is something to look at. Return True if this process stood still meanwhile."""
+        now = self._loop.time()
         until = now + longest_s
         if self._blocked_until > now:
             until = min(until, self._blocked_until)
+        if self._outstanding:
+            until = min(until, max(now + LEAST_S, self._heard_at + SILENT_HEARTBEATS * self._heartbeat_s))
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            return self._loop.time() - until > LATE_S
         self._wake.clear()
+        return False
 
     async def _recover(self) -> None:
         self._missing = False
@@ -275,13 +312,14 @@ class StreamPull:
     def _watch(self) -> None:
         if self._outstanding == 0 or not self._core.up:
             return
-        now = asyncio.get_running_loop().time()
-        silent = now - self._heard_at > (MISSED_HEARTBEATS + 0.5) * self._heartbeat_s
+        now = self._loop.time()
+        silent = now - self._heard_at >= SILENT_HEARTBEATS * self._heartbeat_s
         overdue = now - self._last_request_at > self._expires_s + 1.0
         if silent or overdue:
             log.info("pull.silent", stream=self.stream, consumer=self.consumer, outstanding=self._outstanding)
             self._renew("silent" if silent else "overdue")
-            self._missing = self._missing or silent  # the consumer may be gone without a message that says so
+            self._silences += silent
+            self._missing = self._missing or self._silences >= MISSING_AFTER  # it may be gone without a message that says so
 
     async def stop(self) -> None:
         """End `run`. If the connection is up, wait until the messages that were on their way have been given back."""

@@ -33,7 +33,7 @@ API = "$JS.API"  # prefix of the calls in an account that has JetStream itself
 CONSUMER_CREATE = "CONSUMER.CREATE."
 MOST_ANSWER = 16 * 1024 * 1024  # bytes of an answer of a steward
 _COMPRESSED = b"x"  # begins what zlib has made, and no JSON
-ASK_AGAIN_S = 0.2  # while no steward answers
+ASK_AGAIN_S = 0.2  # while no steward answers, and while a cluster elects
 
 STREAM_NOT_FOUND = 10059
 STREAM_IN_USE = 10058  # the name exists with another configuration
@@ -48,7 +48,21 @@ TOO_LARGE = 10054
 TOO_MANY_REQUESTS = 10167
 TOO_FEW_SERVERS = (10005, 10074)  # for the copies that a stream should have; no cluster at all
 NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, cluster changing: ask again
+ELECTING = (10008, 10009)  # no server leads what a call is about: it was refused before anything was done
 BEING_STORED = 10158  # an earlier copy under the same `Nats-Msg-Id` is not confirmed by the cluster yet
+
+# Calls that may be made twice: they read, or make what is there already.
+_REPEATED = (
+    "INFO",
+    "STREAM.INFO.",
+    "STREAM.LIST",
+    "STREAM.NAMES",
+    "STREAM.MSG.GET.",
+    "CONSUMER.INFO.",
+    "CONSUMER.LIST.",
+    "CONSUMER.NAMES.",
+    CONSUMER_CREATE,
+)
 
 _FULL_SCOPES = (
     ("maximum messages per subject exceeded", "subject"),
@@ -79,12 +93,14 @@ class ApiError(JetStreamError):
         super().__init__(f"{what}: {fault.description} (error {fault.err_code})")
         self.err_code = fault.err_code
         self.description = fault.description
+        self.retriable = fault.err_code in NOT_READY
 
 
 class Caller(Protocol):
     """A connection that can carry an API call."""
 
-    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes: ...
+    async def request(self, subject: str, data: bytes, *, timeout_s: float, repeated: bool = False) -> bytes:
+        """Send a request and return its answer. `repeated`: it may be sent more than once while no answer comes."""
 
 
 class JsApi:
@@ -119,16 +135,34 @@ class JsApi:
         return self._prefix + call
 
     async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Call the API. Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
+        """Call the API. While a cluster elects who answers, the call is made again until its time is over.
+
+        Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (timeout_s or self._timeout_s)
+        left_s = timeout_s or self._timeout_s
+        while True:
+            try:
+                return await self._call(subject, body, left_s)
+            except ApiError as error:
+                left_s = deadline - loop.time() - ASK_AGAIN_S
+                if error.err_code not in ELECTING or left_s <= 0:
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _call(self, subject: str, body: Any, timeout_s: float) -> dict[str, Any]:
         asked = self.steward if self.is_asked(subject) else ""
         if asked:
             data = msgspec.json.encode({"call": subject, "body": body})
         else:
             data = b"" if body is None else msgspec.json.encode(body)
         to = asked or self._prefix + subject
-        timeout_s = timeout_s or self._timeout_s
         try:
-            raw = await (self._from_steward if asked else self._caller.request)(to, data, timeout_s=timeout_s)
+            if asked:
+                raw = await self._from_steward(to, data, timeout_s=timeout_s)
+            else:
+                raw = await self._caller.request(to, data, timeout_s=timeout_s, repeated=subject.startswith(_REPEATED))
         except NoResponder:
             raise JetStreamDisabled(
                 f"JetStream does not answer on {to}: it is not enabled for this server or account"

@@ -20,6 +20,7 @@ import structlog
 from headrace.jetstream import metrics
 from headrace.jetstream.core import api, wire
 from headrace.jetstream.core.ack_group import AckGroup, AckPart
+from headrace.jetstream.core.call import Call, ServerReply
 from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
@@ -29,7 +30,6 @@ from headrace.jetstream.errors import (
     NotConnected,
     PayloadTooLarge,
     PublishUnknown,
-    RequestTimeout,
     TopologyError,
 )
 from headrace.jetstream.ports import PubAck
@@ -40,38 +40,6 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 0.25
 
 _SHOWN = b"q"  # begins the numbers of calls that another process sees; those of the others are digits
-
-
-class ServerReply(msgspec.Struct, frozen=True):
-    """An answer: payload, inline status (0 = none) and the raw header block."""
-
-    data: bytes
-    status: int = 0
-    headers: bytes | None = None
-
-
-class _Call:
-    """A call that waits for an answer. `future` is replaced for every try of a publish."""
-
-    __slots__ = ("asked_at", "cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer", "traced_to")
-
-    def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
-        self.subject = subject
-        self.cmd = cmd
-        self.traced_to = ""  # where servers tell the message's path; empty = they do not
-        self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
-        self.future: asyncio.Future[ServerReply] | AckPart[ServerReply] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.deadline = self.asked_at = 0.0  # loop time; not noted of a request that is answered by a client
-        self.timed_out = False
-
-    def fail(self, error: JetStreamError) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_exception(error)
-
-    def expire(self) -> None:
-        self.timed_out = True
-        self.fail(RequestTimeout(f"no answer on {self.subject} in time"))
 
 
 class _PubReply(msgspec.Struct, frozen=True):
@@ -104,7 +72,7 @@ class Mux:
         # A token of its own: the server would deliver what arrives at `<inbox>.<reader>` a second time to `<inbox>.*`.
         self._prefix = f"{inbox}.a."
         self._skip = len(self._prefix)
-        self._calls: dict[bytes, _Call] = {}
+        self._calls: dict[bytes, Call] = {}
         self._numbers = count(1)
         self._denied: str | None = None
         self._traces_denied = False
@@ -129,6 +97,13 @@ class Mux:
     def unanswered_s(self, now: float) -> float:
         """Return how long the publish that waits longest has waited for its ack; 0 if none does."""
         return max((now - call.asked_at for call in self._calls.values() if call.asked_at), default=0.0)
+
+    def repeat_unanswered(self, now: float) -> None:
+        """Send again what has had no answer for a while: whom it was sent to may be gone, and another one leads by now."""
+        for call in self._calls.values():
+            if call.is_due_again(now) and self._core.send_now(call.cmd):
+                call.sent_again = True
+                metrics.CALLS_REPEATED.inc()
 
     def denied(self, text: str) -> None:
         """Fail the calls of a permission violation that the server has reported."""
@@ -157,7 +132,7 @@ class Mux:
 
     def _open(
         self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None, shown: bool = False
-    ) -> tuple[bytes, _Call]:
+    ) -> tuple[bytes, Call]:
         size = len(data) + (len(header) if header else 0)
         if size > self._core.max_payload:
             raise PayloadTooLarge(
@@ -170,24 +145,27 @@ class Mux:
             number = b"%d" % next(self._numbers)
             reply = self._prefix + number.decode()
         cmd = wire.pub(subject, data, reply) if header is None else wire.hpub(subject, data, header, reply)
-        call = _Call(subject, cmd, repeatable=repeatable)
+        call = Call(subject, cmd, repeatable=repeatable)
         self._calls[number] = call
         return number, call
 
-    def _close(self, number: bytes, call: _Call) -> None:
+    def _close(self, number: bytes, call: Call) -> None:
         del self._calls[number]
         if call.timer is not None:
             call.timer.cancel()
 
-    async def request(self, subject: str, data: bytes, *, timeout_s: float, shown: bool = False) -> ServerReply:
+    async def request(
+        self, subject: str, data: bytes, *, timeout_s: float, shown: bool = False, repeated: bool = False
+    ) -> ServerReply:
         """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected, AccessDenied.
 
-        `shown`: another process than the server sees it.
+        `shown`: another process than the server sees it. `repeated`: it may be sent more than once while no answer comes.
         """
         if not self._core.up:
             raise NotConnected(f"not connected, {subject} was not asked")
         loop = self._loop
         number, call = self._open(subject, data, None, repeatable=None, shown=shown)
+        call.repeated = repeated
         call.future = loop.create_future()
         call.timer = loop.call_later(timeout_s, call.expire)
         try:
@@ -239,7 +217,7 @@ class Mux:
         """
         loop, group = self._loop, AckGroup[ServerReply]()
         outcomes: list[PubAck | JetStreamError] = []
-        opened: list[tuple[int, bytes, _Call]] = []
+        opened: list[tuple[int, bytes, Call]] = []
         now = loop.time()
         for subject, data, headers in messages:
             outcomes.append(PublishUnknown(f"{subject} was not tried"))
@@ -265,11 +243,11 @@ class Mux:
                 self._close(number, call)
         return outcomes
 
-    def _expire_all(self, calls: Sequence[_Call]) -> None:
+    def _expire_all(self, calls: Sequence[Call]) -> None:
         for call in calls:
             self._expire_publish(call)
 
-    def _confirmed(self, call: _Call, place: int, outcomes: list[PubAck | JetStreamError]) -> bool:
+    def _confirmed(self, call: Call, place: int, outcomes: list[PubAck | JetStreamError]) -> bool:
         """Put the ack of a publish of a group into its place, if its first answer is one."""
         answer = call.future.outcome if isinstance(call.future, AckPart) else None
         if not isinstance(answer, ServerReply) or answer.status == 503:
@@ -281,7 +259,7 @@ class Mux:
         _stored.inc()
         return True
 
-    async def _go_on(self, call: _Call) -> PubAck | JetStreamError:
+    async def _go_on(self, call: Call) -> PubAck | JetStreamError:
         """Return what becomes of a publish of a group that its first answer has not confirmed, or that was not sent."""
         first = call.future.outcome if isinstance(call.future, AckPart) else None
         call.timer = self._loop.call_at(call.deadline, self._expire_publish, call)
@@ -296,11 +274,11 @@ class Mux:
         metrics.PUBLISHES.labels(type(error).__name__).inc()
         return error
 
-    def _expire_publish(self, call: _Call) -> None:
+    def _expire_publish(self, call: Call) -> None:
         call.timed_out = True
         call.fail(PublishUnknown(f"no word from the server about {call.subject} in time: it may or may not be stored"))
 
-    async def _publish(self, call: _Call, first: ServerReply | BaseException | None = None) -> PubAck:
+    async def _publish(self, call: Call, first: ServerReply | BaseException | None = None) -> PubAck:
         """Send a publish until it is confirmed or refused. `first`: what became of its first try, if that was made."""
         loop = self._loop
         pause_s = RETRY_FIRST_S
@@ -326,6 +304,7 @@ class Mux:
                 metrics.PUBLISH_RETRIES.inc()
                 await self._until_sendable(call)
                 continue
+            unknown = unknown or call.sent_again
             last: JetStreamError
             if answer.status == 503:
                 refused += 1
@@ -347,7 +326,7 @@ class Mux:
             await self._pause(call, pause_s, last)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
 
-    async def _until_sendable(self, call: _Call) -> None:
+    async def _until_sendable(self, call: Call) -> None:
         """Wait for the connection, or for room in its buffer, no longer than the call's timer."""
         try:
             async with asyncio.timeout_at(call.deadline):
@@ -358,7 +337,7 @@ class Mux:
         except TimeoutError:
             raise PublishUnknown(f"not connected: {call.subject} was not confirmed in time") from None
 
-    async def _pause(self, call: _Call, pause_s: float, last: JetStreamError) -> None:
+    async def _pause(self, call: Call, pause_s: float, last: JetStreamError) -> None:
         if asyncio.get_running_loop().time() + pause_s >= call.deadline:
             raise last  # where the server refused every try, the message is certainly not stored, and the error says so
         await asyncio.sleep(pause_s)

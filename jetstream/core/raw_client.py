@@ -87,6 +87,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         self._pending: list[bytes] = []
         self.tls_only = False  # nothing is said to a server that offers no TLS
         self.up = False  # connected, and the server knows all subscriptions of this client
+        self.leaving = False  # the server is being left, and others may believe for long that this client is there
         self._write_scheduled = False
         # Kept, because each look-up of the running loop costs a system call on Python 3.11.
         self._event_loop = asyncio.get_running_loop()
@@ -226,6 +227,16 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         await super().force_reconnect()
         if not self.is_connected:
             self.mark_down()
+
+    async def leave(self, servers: list[str]) -> None:
+        """Go from a server that does not reach the others, or stands still, to one of `servers`."""
+        self.set_server_pool(servers)
+        self.leaving = True
+        try:
+            await self.force_reconnect()
+        finally:
+            self.leaving = False
+        self.cut()  # the end of a connection to a server that stands still would be waited for
 
     async def stop_reconnecting(self) -> None:
         """End the attempts to connect again, for good. The plain client's `close` cancels only once, and that may be lost."""

@@ -42,14 +42,16 @@ from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger(__name__)
 
-PING_S = 0.25
-SILENT_S = 0.75
+PING_S = 0.15
+SILENT_S = 0.5
+LATE_S = 0.2  # of this process: answers may wait to be read
 REDIAL_S = 0.25
 DIAL_S = 1.0
 LISTEN_S = 0.1  # also for a server that only the others reach
 ANSWER_S = 0.6
 LOOK_S = 0.1  # between two looks at the groups
 OUTAGE_S = 20.0  # after which a server that is gone leads nothing any more
+BACK_S = 5.0  # in which a server that is back may depose leaders, by the newer term of its own tries to be elected
 FIRST_S = 30.0  # a cluster that starts as well takes some seconds
 TOLD_S = 5.0
 ACCOUNTS_S = 30.0  # between two looks at the accounts
@@ -65,6 +67,8 @@ class Elector:
         self._options = options
         self._cores: dict[str, CoreClient] = {}  # by the name of the server
         self._gone: dict[str, float] = {}  # name → since when
+        self._back_s = 0.0  # when the last of them came back
+        self._looked_s = 0.0
         self._news = asyncio.Event()
         self._overdue = Overdue()
         self._reach = Reach(len(set(options.servers)))
@@ -139,8 +143,7 @@ class Elector:
             name = str(core.info.get("server_name", ""))
             self._cores[name] = core
             self._reach.forget(name)
-            if self._gone.pop(name, None) is not None:
-                log.info("elector.server_back", server=name)
+            self._note_back(name)
             try:
                 await self._until_gone(name, core)
             finally:
@@ -163,7 +166,7 @@ class Elector:
         try:
             while core.up:
                 core.send_now(wire.pub(f"{self._inbox}.reach", name.encode()))
-                await core.barrier(SILENT_S)
+                await _answered(core)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(down.wait(), PING_S)
         except (TimeoutError, nats_errors.Error):
@@ -176,15 +179,24 @@ class Elector:
         for name in self._cores:
             if name in cut_off:
                 self._gone.setdefault(name, now)
-            elif self._gone.pop(name, None) is not None:
-                log.info("elector.server_back", server=name)
+            else:
+                self._note_back(name)
+
+    def _note_back(self, name: str) -> None:
+        if self._gone.pop(name, None) is not None:
+            self._back_s = time.monotonic()
+            log.info("elector.server_back", server=name)
 
     async def _look(self) -> None:
         """Wait for a server to be gone, then call what is due. Returns after one look."""
-        self._note_cut_off()
+        now, before = time.monotonic(), self._looked_s
+        if before and now - before > SILENT_S:  # this process stood still, and what has arrived waits to be read
+            await asyncio.sleep(LISTEN_S)
+        else:
+            self._note_cut_off()
         self._count()
-        now = time.monotonic()
-        if not any(now - since < OUTAGE_S for since in self._gone.values()):
+        self._looked_s = time.monotonic()
+        if not any(now - since < OUTAGE_S for since in self._gone.values()) and now - self._back_s > BACK_S:
             metrics.LEADERLESS.set(0)
             self._news.clear()
             with contextlib.suppress(TimeoutError):
@@ -202,6 +214,7 @@ class Elector:
             for call in calls:
                 core.send_now(wire.pub(vote_subject(call.group), vote_request(call.term), reply=f"{self._inbox}.votes"))
         await asyncio.sleep(LOOK_S)
+        self._looked_s = 0.0  # questions take their time
 
     def _count(self) -> None:
         metrics.ADDRESSES.set(self.addresses)
@@ -267,3 +280,17 @@ class Elector:
 
     def _any(self) -> CoreClient | None:
         return next((core for name, core in self._cores.items() if core.up and name not in self._gone), None)
+
+
+async def _answered(core: CoreClient) -> None:
+    """Return once a server has answered. Raises TimeoutError, nats.errors.Error.
+
+    It is asked again where this process itself stood still meanwhile.
+    """
+    while True:
+        began = time.monotonic()
+        try:
+            return await core.barrier(SILENT_S)
+        except TimeoutError:
+            if time.monotonic() - began < SILENT_S + LATE_S:
+                raise

@@ -6,11 +6,13 @@ All tests share one cluster; each leaves it whole.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from headrace.doctor.server_checks import check_server
 from headrace.doctor.server_facts import read_server
@@ -169,6 +171,29 @@ async def test_clients_leave_a_server_that_stands_still(cluster: NatsCluster, su
             await connection.barrier()
         finally:
             cluster.servers[0].resume()
+
+
+async def test_a_server_that_is_only_slow_is_not_left_nor_by_a_client_that_stands_still_itself(
+    cluster: NatsCluster, subjects: Subjects
+) -> None:
+    """A server without enough of a processor answers late, again and again, and so does each with a client that is busy."""
+    often = (cluster.urls[0],) * 30
+    with capture_logs() as logs:
+        async with await Connection.connect(ConnectOptions(servers=(*often, *cluster.urls)), subjects=subjects) as connection:
+            await asyncio.sleep(1.5)  # until it watches two servers
+            try:
+                for _ in range(12):
+                    cluster.servers[0].pause()
+                    await asyncio.sleep(0.2)
+                    cluster.servers[0].resume()
+                    await asyncio.sleep(0.2)
+            finally:
+                cluster.servers[0].resume()
+            for _ in range(3):
+                time.sleep(1.2)  # the client is what stands still
+                await asyncio.sleep(0.5)
+            assert connection.core.info["server_name"] == "n1"
+    assert not [entry for entry in logs if entry["event"] == "connection.moved"]
 
 
 async def test_replacing_one_server_after_the_other_is_not_noticed(cluster: NatsCluster, scene: Scene) -> None:

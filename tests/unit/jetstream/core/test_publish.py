@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.jetstream.core.call import AGAIN_S
 from headrace.jetstream.core.publish import Mux
 from headrace.jetstream.errors import NoLeader, PublishUnknown
 from headrace.jetstream.ports import PubAck
@@ -82,6 +83,50 @@ async def test_a_refusal_says_that_nothing_is_stored_unless_a_copy_was_on_its_wa
     broken.answers = dict.fromkeys(range(2, 50), NO_LEADER)
     with pytest.raises(PublishUnknown):
         await published(broken, ID, timeout_s=0.2, break_first=True)
+
+
+async def test_what_has_no_answer_is_sent_again_under_its_id_and_its_refusal_is_no_word_that_it_is_not_stored() -> None:
+    """Whom the first copy went to may be gone. It may be stored as well: so the refusal of a later copy says nothing of it."""
+    core = Core()
+    core.answers = {2: STORED}
+    mux = Mux(core, "inbox")  # type: ignore[arg-type]
+    mux.up()
+    publishing = asyncio.ensure_future(mux.publish("a.b", b"body", dict(ID), timeout_s=30.0))
+    await asyncio.sleep(0)
+    for now in (100.0, 100.0 + AGAIN_S - 0.01):
+        mux.repeat_unanswered(now)
+        assert len(core.sent) == 1
+    mux.repeat_unanswered(100.0 + AGAIN_S)
+    assert (await publishing).seq == 7
+    assert core.sent[0] == core.sent[1]
+    assert len(core.sent) == 2
+
+    core.answers = dict.fromkeys(range(4, 99), NO_LEADER)
+    publishing = asyncio.ensure_future(mux.publish("a.b", b"body", dict(ID), timeout_s=0.2))
+    await asyncio.sleep(0)
+    for now in (200.0, 201.0):
+        mux.repeat_unanswered(now)
+    with pytest.raises(PublishUnknown):
+        await publishing
+
+
+async def test_what_must_not_be_done_twice_is_not_sent_again() -> None:
+    core = Core()
+    mux = Mux(core, "inbox")  # type: ignore[arg-type]
+    mux.up()
+    waiting = [
+        asyncio.ensure_future(mux.publish("a.b", b"without an id", {}, timeout_s=30.0)),
+        asyncio.ensure_future(mux.request("a.b", b"of another process", timeout_s=30.0, shown=True)),
+        asyncio.ensure_future(mux.request("a.b", b"a change", timeout_s=30.0)),
+        asyncio.ensure_future(mux.request("a.b", b"a question", timeout_s=30.0, repeated=True)),
+    ]
+    await asyncio.sleep(0)
+    for now in (100.0, 101.0):
+        mux.repeat_unanswered(now)
+    assert [cmd.split(b"\r\n")[1] for cmd in core.sent[4:]] == [b"a question"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
 
 
 async def test_questions_to_other_processes_are_answered_where_only_the_asked_one_knows_and_the_server_elsewhere() -> None:
