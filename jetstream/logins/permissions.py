@@ -313,8 +313,8 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.keep_in_pool(*POOL_STORES)
 
 
-def _planner(book: RuleBook, _login: Login) -> None:
-    _console(book, _login)
+def _planner(book: RuleBook, login: Login) -> None:
+    _console(book, login)
     book.tell("adm.worker.*.*", "ctl.*", "audit")
     book.hear("refused.*")
     book.scan("ROUTE")
@@ -322,9 +322,10 @@ def _planner(book: RuleBook, _login: Login) -> None:
     book.record("state", "planner_leader", "planner.>", "plan.>")
 
 
-def _console(book: RuleBook, _login: Login) -> None:
+def _console(book: RuleBook, login: Login) -> None:
     book.connect()
     book.count("req.>", "work.>", "job.>")
+    book.answer(f"{login.inbox}.*.reach")  # what it sends itself to see whether its server reaches the others
     book.api("STREAM.LIST", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*")
     book.look_up("members")
     book.scan("LOAD")

@@ -161,18 +161,17 @@ class NodeWatch:
 
     async def _reaches(self, url: str) -> bool | None:
         """Return whether messages to this connection's server arrive at another one, None if that is not alive."""
-        subject = f"{self._subject}.{random.getrandbits(64):x}"
         if self._standby.url == url and self._standby.core is not None:
-            return await arrives(self._core, self._standby.core, subject)
+            return await arrives(self._core, self._standby.core, self._subject)
         other = await dial_one(self._options, url)
         if other is None:
             return None
         try:
-            arrived = await arrives(self._core, other, subject)
+            arrived = await arrives(self._core, other, self._subject)
         except BaseException:
             await abandon(other)
             raise
-        self._tasks.spawn(abandon(other))  # nobody waits for its end
+        self._tasks.spawn(abandon(other))  # its end is not waited for
         return arrived
 
     async def _move(self, targets: list[str]) -> None:

@@ -18,7 +18,7 @@ MOST = 50  # probes without an answer; more are sent under the last number
 
 
 class Probes:
-    """What has become of the probes of one connection."""
+    """The probes of one connection that have not been answered, or have not arrived."""
 
     def __init__(self) -> None:
         self._sent: dict[int, float] = {}  # loop times of those that have not arrived everywhere

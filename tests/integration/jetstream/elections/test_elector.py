@@ -119,6 +119,28 @@ async def test_a_server_that_only_the_elector_does_not_reach_goes_on_leading(clu
             assert OUTAGE_S > 2, "it would not have looked"
 
 
+async def test_an_elector_that_stood_still_itself_and_servers_that_are_only_slow_are_no_reason_to_elect(
+    cluster: NatsCluster,
+) -> None:
+    async with Watched(system(cluster)) as watched:
+        before = await watched.led()
+        server = cluster.named(await cluster.leader(STREAM))
+        with capture_logs() as logs:
+            for _ in range(3):
+                time.sleep(1.2)  # the elector is what stands still
+                await asyncio.sleep(0.5)
+            try:
+                for _ in range(8):
+                    server.pause()
+                    await asyncio.sleep(0.2)
+                    server.resume()
+                    await asyncio.sleep(0.2)
+            finally:
+                server.resume()
+        assert not [entry for entry in logs if entry["event"] == "elector.called"]
+        assert (await watched.led()).term == before.term
+
+
 async def test_a_server_that_is_cut_off_and_keeps_its_clients_is_followed_by_another(cluster: NatsCluster) -> None:
     async with Watched(system(cluster)) as watched:
         async with await Connection.connect(ConnectOptions(servers=cluster.urls), subjects=Subjects("hr")) as connection:
