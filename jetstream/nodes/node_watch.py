@@ -22,8 +22,9 @@ from headrace.jetstream import metrics
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.dial import abandon
+from headrace.jetstream.nodes.probes import Probes
 from headrace.jetstream.nodes.standby import DIAL_S, Standby, arrives, dial_one
-from headrace.jetstream.nodes.suspicion import STILL_S, Probes, Suspicion, is_cut_off
+from headrace.jetstream.nodes.suspicion import STILL_S, Suspicion, is_cut_off
 from headrace.jetstream.tasks import TaskScope
 
 if TYPE_CHECKING:
