@@ -7,6 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ TEXT = (FOLDER / "compose.yaml").read_text()
 COMPOSE: Any = yaml.safe_load(TEXT)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 PARTS = [name for name in SERVICES if name != "nats"]
+CHECKED = [name for name, service in SERVICES.items() if "healthcheck" in service]
 CONFIGURATIONS = [FOLDER / "nats-server.conf", ROOT / "deploy" / "systemd" / "nats-server.conf"]
 GIVEN = {"HEADRACE_API_KEY": "of-the-test", "HEADRACE_TAG": "1"}
 
@@ -101,3 +105,41 @@ def test_nats_server_takes_its_configuration_with_room_for_streams_in_memory(con
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=str)
 def test_a_client_that_takes_nothing_does_not_hold_up_the_server_for_long(config: Path) -> None:
     assert "write_deadline: 1s" in config.read_text().splitlines()
+
+
+class Health(BaseHTTPRequestHandler):
+    """A page that says how a part is: 200 below /well, 503 below /ill."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path.startswith("/well/") else 503)
+        self.end_headers()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """The address of a page of health."""
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_health_check_tells_well_from_ill_and_has_no_word_with_spaces(name: str, page: str) -> None:
+    """Podman 4.3 cuts the words that Compose sends it at spaces: nats-server was never healthy, and no part started."""
+    way, program, *words = SERVICES[name]["healthcheck"]["test"]
+    assert (way, program) == ("CMD", "python")
+    assert [word for word in words if re.search(r"\s", word)] == []
+
+    def code(state: str) -> int:
+        there = [re.sub(r"http://127\.0\.0\.1:\d+", f"{page}/{state}", word) for word in words]
+        assert there != words
+        return subprocess.run([sys.executable, *there], capture_output=True, check=False).returncode
+
+    assert code("well") == 0
+    assert code("ill") != 0
