@@ -95,7 +95,8 @@ def _what_next(folder: Path, wanted: Sequence[Login]) -> str:
     lines = [
         f"{len(wanted)} logins are in {folder}: {', '.join(login.name for login in wanted)}.",
         "",
-        f"1. Have nats-server read the accounts: add  include {CONFIG}  to its configuration, beside that file, and reload it.",
+        f"1. Have nats-server read the accounts: add  include {CONFIG}  to its configuration, beside that file,",
+        "   and restart it: first accounts that come by a reload have no JetStream. For logins added later a reload will do.",
         "   That server encrypts what it stores only if it is told to: docs/deployment.md, Encryption on the disk.",
         "2. Keep running, as the operator:",
         f"     headrace steward --nats-context {contexts['operator']}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.embedded_server import EmbeddedServer, find_binary
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import pool_id
 
@@ -64,6 +65,42 @@ def test_electors_get_a_login_of_the_system_account_that_may_do_nothing_else(tmp
         with running(logins, "elector", "--nats-context", str(logins / "elector.json")) as process:
             until_said(logins / "elector.log", "watches ", process)
             assert process.poll() is None
+
+
+def test_a_server_restarts_for_its_first_accounts_and_reloads_for_more(tmp_path: Path) -> None:
+    """nats-server gives accounts that come by a reload no JetStream, and users of those that it has what they need."""
+    logins, config = tmp_path / "logins", tmp_path / "nats-server.conf"
+    told = init(logins, "--nats", f"nats://127.0.0.1:{PORT}")
+    assert "restart it" in told
+    plain = f'listen: "127.0.0.1:{PORT}"\njetstream {{ store_dir: "{tmp_path / "store"}", max_memory_store: 1GB }}\n'
+    config.write_text(plain)
+    steward = [*COMMAND, "steward", "--nats-context", str(logins / "operator.json")]
+    with nats_server(config) as server:
+        config.write_text(f"{plain}include logins/accounts.conf\n")
+        server.send_signal(signal.SIGHUP)
+        until_said(config.with_suffix(".log"), "Reloaded server configuration", server)
+        done = subprocess.run(steward, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert "has no JetStream" in done.stderr
+    with nats_server(config) as server, running(logins, *steward[len(COMMAND) :]) as process:
+        until_said(logins / "steward.log", "the steward answers", process)
+        init(logins, "--model", "sim", "--nats", f"nats://127.0.0.1:{PORT}")
+        server.send_signal(signal.SIGHUP)
+        until_said(config.with_suffix(".log"), "Reloaded server configuration", server)
+        context = logins / f"worker-{pool_id('sim')}.json"
+        with running(logins, "worker", "--engine", "sim", "--model", "sim", "--nats-context", str(context)) as worker:
+            until_said(logins / "worker.log", "worker.ready", worker)
+
+
+@contextmanager
+def nats_server(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with config.with_suffix(".log").open("wb") as log:
+        server = subprocess.Popen([str(find_binary()), "--config", str(config)], stdout=log, stderr=log)
+    try:
+        until_said(config.with_suffix(".log"), "Server is ready", server)
+        yield server
+    finally:
+        server.terminate()
+        server.wait(20)
 
 
 def until_said(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
