@@ -145,3 +145,11 @@ def test_entry_points_are_programs_of_the_package() -> None:
     for file in FILES:
         (entry,) = (json.loads(rest) for name, rest in steps(file.read_text()) if name == "ENTRYPOINT")
         assert entry[0] in scripts
+
+
+def test_the_image_of_vllm_without_a_gpu_has_the_library_that_its_kernels_are_linked_to() -> None:
+    """The wheel does not bring it: without it vLLM starts, says that its own module cannot be imported, and ends."""
+    (text,) = [file.read_text() for file in FILES if file.stem == "vllm-cpu"]
+    found = steps(text)
+    last = found[max(at for at, (name, _) in enumerate(found) if name == "FROM") :]
+    assert any("apt-get install" in rest and "libnuma1" in rest.split() for name, rest in last if name == "RUN")
