@@ -133,8 +133,8 @@ class PoolPlanner:
             self.book.expect(self.confidence.value)
         if seen.arrived or seen.refused or seen.waiting:
             self.arrived_s = seen.at
-        elif self.arrived_s is None or seen.arrived is None:
-            self.arrived_s = seen.at  # unknown is not idle
+        elif self.arrived_s is None or (seen.arrived is None and (seen.workers != () or seen.waiting is None)):
+            self.arrived_s = seen.at  # unknown is not idle; but with no worker there what had arrived would wait
         if since_s is not None:
             arrived = None if seen.arrived is None else seen.arrived + seen.refused
             closed = self.series.add(arrived, since_s=since_s, until_s=seen.at)

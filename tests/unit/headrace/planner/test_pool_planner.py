@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import Action
+from headrace.planner.memory import dump, load
 from headrace.planner.observation import RequestSight, StepSight
 from headrace.planner.plan import REASONS, Plan
 from headrace.planner.pool_planner import PoolPlanner
@@ -135,6 +136,18 @@ def test_no_more_than_the_most_are_wanted() -> None:
 def test_fewer_than_the_least_are_made_up_for() -> None:
     plan = planner(least=2).tick(seen(0, worker("a")))
     assert (plan.reason, plan.desired) == ("below_minimum", {"aggregated": 2})
+
+
+def test_a_planner_that_starts_again_leaves_an_idle_pool_without_workers_at_zero() -> None:
+    some = planner(least=0, idle_s=60.0)
+    ticks(some, 40, worker("a"), arrived=1)
+    ticks(some, 100, worker("a"), since=200, arrived=0)
+    assert ticks(some, 10, since=700, arrived=0).desired == {"aggregated": 0}
+    other = planner(least=0, idle_s=60.0)
+    assert load(other, dump(some, model="m", pool="p"), model="m", pool="p")
+    plan = ticks(other, 1, since=760, arrived=None)  # it has only begun to listen
+    assert (plan.desired, plan.actions) == ({"aggregated": 0}, ())
+    assert ticks(other, 1, since=765, arrived=None, waiting=1).desired == {"aggregated": 1}
 
 
 def test_an_idle_pool_goes_to_zero_and_a_request_brings_it_back() -> None:
