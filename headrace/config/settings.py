@@ -165,11 +165,11 @@ def _resolve(option: Option, candidates: list[tuple[str, Any]]) -> Value:
 def _read_file(config: str | None, environ: Mapping[str, str], folder: Path) -> tuple[Path | None, dict[str, Any]]:
     named = config or environ.get("HEADRACE_CONFIG")
     file = Path(named) if named else folder / DEFAULT_FILE
-    if not named and not file.is_file():
-        return None, {}
-    import tomllib
-
     try:
+        if not named and not file.is_file():
+            return None, {}
+        import tomllib
+
         with file.open("rb") as stream:
             content = tomllib.load(stream)
     except OSError as error:

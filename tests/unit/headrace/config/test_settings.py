@@ -108,6 +108,15 @@ def test_a_missing_or_broken_file_is_refused_by_name(tmp_path: Path) -> None:
         load("up", folder=tmp_path)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(SettingsError, match=r"cannot read the settings file .*headrace\.toml .*Permission denied"):
+        load("up", folder=tmp_path)
+
+
 def test_an_unknown_variable_is_a_warning_with_close_names() -> None:
     settings = load("up", environ={"HEADRACE_FRONTEND_PROT": "1", "HEADRACE_SUPERVISOR_PID": "1", "OTHER": "x"})
     assert len(settings.warnings) == 1
