@@ -31,6 +31,7 @@ class Stored(msgspec.Struct, kw_only=True):
     curves: dict[str, dict[str, Any]]
     roles: dict[str, dict[str, Any]]
     confidence: float = 0.0  # 0: that of the settings
+    peak: dict[str, Any] | None = None  # None: stored by an earlier version
 
 
 def dump(planner: PoolPlanner, *, model: str, pool: str) -> bytes:
@@ -47,6 +48,7 @@ def dump(planner: PoolPlanner, *, model: str, pool: str) -> bytes:
             requests=planner.requests.dump(),
             curves={role: curve.dump() for role, curve in planner.curves.items()},
             confidence=planner.confidence.value,
+            peak=planner.peak.dump(),
             roles={role: history.dump() for role, history in planner.roles.items()},
         )
     )
@@ -65,6 +67,8 @@ def load(planner: PoolPlanner, data: bytes, *, model: str, pool: str) -> bool:
             curve.load(**stored.curves[role])
         for role, history in planner.roles.items():
             history.load(**stored.roles[role])
+        if stored.peak is not None:
+            planner.peak.load(**stored.peak)
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
         log.warning("planner.memory_unreadable", pool=pool, error=str(error))
         return False

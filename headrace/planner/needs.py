@@ -24,6 +24,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     backlog: tuple[tuple[float, int], ...] = ()
     idle: bool = False  # nothing has arrived for long
     start_s: float = 60.0
+    kept: float = 0.0  # load that workers are kept for whatever is forecast, 0 = none
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -37,10 +38,13 @@ def need_of(demand: Demand, capacity: Capacity, targets: Targets, *, supply: int
     """Return the need by known speeds. `supply`: workers that serve or are on their way, `ready`: those that serve."""
     expected = demand.forecast.value if demand.forecast is not None else demand.rate
     high = max(demand.forecast.high if demand.forecast is not None else 0.0, demand.rate)
+    if demand.kept:
+        high = min(high, max(demand.kept, demand.rate))
     if demand.idle and not demand.waiting and expected * demand.start_s < HARDLY_ANY:
         needs = [Need(0, "idle")]
     else:
         needs = [Need(max(1, workers_for(high, capacity, targets, most=most + 1)), "forecast")]
+        needs.append(Need(workers_for(demand.kept, capacity, targets, most=most + 1), "peak_kept"))
     needs.append(
         Need(batch_workers(demand.backlog, per_s=capacity.per_s, start_s=demand.start_s, awake=supply > 0), "batch_deadline")
     )

@@ -14,6 +14,7 @@ Reason = Literal[
     "below_minimum",
     "from_zero",  # requests wait, and no worker is there or on its way
     "forecast",  # more are needed when a worker that is started now can serve
+    "peak_kept",  # bursts come sooner than a worker can start: as many as the highest load of the day needs stay
     "backlog",  # more are needed to clear what waits
     "waits_late",  # requests wait longer than they may, though the rates say that there are enough
     "slots_full",  # nothing is known of speeds yet, and the workers are full

@@ -22,6 +22,7 @@ from headrace.planner.hysteresis import Hysteresis
 from headrace.planner.live_confidence import LiveConfidence
 from headrace.planner.needs import Demand, Need, need_by_slots, need_of
 from headrace.planner.observation import ROLES, Observation, WorkerSight, stale
+from headrace.planner.peak_keeper import PeakKeeper
 from headrace.planner.plan import Plan, Reason
 from headrace.planner.recent_requests import RecentRequests
 from headrace.planner.redistribution import most_leaving
@@ -42,6 +43,7 @@ _FIRST: tuple[Reason, ...] = (
     "waits_late",
     "slots_full",
     "forecast",
+    "peak_kept",
     "at_maximum",
     "idle",
     "surplus",
@@ -76,6 +78,7 @@ class PoolPlanner:
         self.curves = {role: SpeedCurve((profile or {}).get(role)) for role in ROLES}
         self.roles = {role: Hysteresis(window_s=settings.down_s) for role in ROLES}
         self.confidence = LiveConfidence(settings.confidence, self.targets, moves=settings.adapt)
+        self.peak = PeakKeeper(self.targets, season_s=settings.season_s)
         self.book = self.new_book()
         self.seen_s: float | None = None
         self.arrived_s: float | None = None  # when something arrived last
@@ -129,6 +132,7 @@ class PoolPlanner:
 
     def _learn(self, seen: Observation, since_s: float | None) -> None:
         self.requests.note(seen)
+        self.peak.note_ended(seen.ended)
         if self.confidence.note(seen.ended):
             self.book.expect(self.confidence.value)
         if seen.arrived or seen.refused or seen.waiting:
@@ -142,6 +146,13 @@ class PoolPlanner:
                 self.book.look_ahead(self.horizon)
             for value in closed:
                 self.book.update(value)
+                self.peak.note(
+                    value,
+                    self._tightest(seen),
+                    step_s=self.settings.step_s,
+                    start_s=self.starts.p90_s + self.settings.tick_s,
+                    most=self.settings.most,
+                )
         if seen.workers is None:
             return
         roles = [role for role in ROLES if seen.of_role(role)]
@@ -164,6 +175,7 @@ class PoolPlanner:
             backlog=seen.backlog,
             idle=self.settings.least == 0 and idle_s >= self.settings.idle_s,
             start_s=self.starts.p90_s,
+            kept=self.peak.rate,
         )
 
     # -- choosing ---------------------------------------------------------------------------------------------------------
@@ -184,6 +196,11 @@ class PoolPlanner:
         kv_tokens = min((one.kv_tokens for one in workers if one.kv_tokens), default=0)
         capacity = decode_capacity if role == "decode" else aggregated_capacity
         return capacity(curve.speed(), shape, self.targets, slots=slots, kv_tokens=kv_tokens)
+
+    def _tightest(self, seen: Observation) -> Capacity | None:
+        """Return the capacity of the role that takes the fewest requests, None while none is known."""
+        found = [self.capacity(role, seen.of_role(role)) for role in ROLES if seen.of_role(role)]
+        return min((one for one in found if one is not None), key=lambda one: one.per_s, default=None)
 
     def _choose(self, role: str, seen: Observation, demand: Demand) -> RoleChoice:
         workers = seen.of_role(role)

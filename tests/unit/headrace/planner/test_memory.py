@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.memory import dump, load
 from headrace.planner.observation import OutcomeSight, StepSight
@@ -37,6 +39,22 @@ def test_a_planner_that_was_restarted_goes_on_as_if_it_had_not_been() -> None:
     assert again[0].supply == after[0].supply  # starts that were under way are not asked for twice
     assert again[0].forecaster == after[0].forecaster
     assert again[0].confidence == after[0].confidence < SETTINGS.confidence, "what no request was late for is kept"
+
+
+def test_a_peak_that_is_kept_is_remembered_and_memories_from_before_have_none() -> None:
+    one, other = PoolPlanner(SETTINGS), PoolPlanner(SETTINGS)
+    run(one, 0, 10)
+    one.peak.note_ended([OutcomeSight(ttft_s=99.0)] * 1000)
+    run(one, 10, 2)
+    assert one.peak.rate > 0
+    stored = dump(one, model="m", pool="p")
+    assert load(other, stored, model="m", pool="p")
+    assert other.peak.rate == one.peak.rate
+    old = msgspec.msgpack.decode(stored)
+    del old["peak"]
+    third = PoolPlanner(SETTINGS)
+    assert load(third, msgspec.msgpack.encode(old), model="m", pool="p")
+    assert third.peak.rate == 0.0
 
 
 def test_the_memory_of_another_pool_is_not_taken_over() -> None:

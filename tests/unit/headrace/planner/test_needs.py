@@ -20,6 +20,14 @@ def test_the_high_end_of_the_forecast_is_planned_for() -> None:
     assert high.workers > low.workers >= 3
 
 
+def test_a_load_that_is_kept_asks_for_its_workers_and_forecasts_for_no_more() -> None:
+    forecast = Forecast(value=4.0, low=3.0, high=40.0, by="last")
+    assert need(kept=12.0).reason == "peak_kept"
+    assert need(kept=12.0, forecast=forecast).workers == need(kept=12.0).workers < need(forecast=forecast).workers
+    assert need(kept=12.0, rate=20.0).workers == need(rate=20.0).workers, "what is there already is above it"
+    assert need(kept=12.0, idle=True) == Need(0, "idle")
+
+
 def test_what_waits_is_a_need_even_if_nothing_arrives() -> None:
     assert need(waiting=1000) == Need(9, "backlog")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.config.planner_settings import PlannerSettings
 from headrace.planner.actions import Action
 from headrace.planner.memory import dump, load
-from headrace.planner.observation import RequestSight, StepSight
+from headrace.planner.observation import OutcomeSight, RequestSight, StepSight
 from headrace.planner.plan import REASONS, Plan
 from headrace.planner.pool_planner import PoolPlanner
 from tests.support.planner_sights import PROFILE, SOME, seen, worker
@@ -102,6 +102,18 @@ def test_what_is_there_counts_and_not_what_was_wanted() -> None:
     there = [worker(f"w{i}", running=1) for i in range(9)]  # somebody else has started more than were asked for
     plan = ticks(some, 1, *there, since=50, arrived=100)
     assert plan.supply == {"aggregated": 9}
+
+
+def test_after_too_many_late_requests_the_workers_of_the_highest_load_stay() -> None:
+    some = planner()
+    late = tuple(OutcomeSight(ttft_s=99.0) for _ in range(500))
+    ticks(some, 10, worker("a", running=20), arrived=100, ended=late)
+    plan = ticks(some, 200, worker("a"), since=50, arrived=1)
+    assert plan.reason == "peak_kept"
+    assert plan.desired["aggregated"] > 2
+    quiet = planner()
+    ticks(quiet, 10, worker("a", running=20), arrived=100)
+    assert ticks(quiet, 200, worker("a"), since=50, arrived=1).desired == {"aggregated": 1}
 
 
 def test_without_load_no_tick_asks_for_more() -> None:
