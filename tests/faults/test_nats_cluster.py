@@ -24,7 +24,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.faults.support.cluster_scene import AT_FIRST, Load, at_cluster, clients_at, elector_at
 from tests.faults.support.scene import NAMES, Scene
-from tests.support.nats_cluster import SIZE, START_S, NatsCluster
+from tests.support.nats_cluster import SIZE, START_S, NatsCluster, starve
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
@@ -182,14 +182,7 @@ async def test_a_server_that_is_only_slow_is_not_left_nor_by_a_client_that_stand
             name = connection.core.info["server_name"]
             server = cluster.named(name)
             await asyncio.sleep(1.5)  # until it watches two servers
-            try:
-                for _ in range(12):
-                    server.pause()
-                    await asyncio.sleep(0.2)
-                    server.resume()
-                    await asyncio.sleep(0.2)
-            finally:
-                server.resume()
+            await starve(server, times=12)
             for _ in range(3):
                 time.sleep(1.2)  # the client is what stands still
                 await asyncio.sleep(0.5)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from headrace.jetstream.embedded_server import find_binary
 from headrace.up.frontend_probe import choose_port
+from tests.support.nats_cluster import leader_of
 
 START_S = 60.0
 PASSWORD = "k1"
@@ -103,7 +104,7 @@ class DeployedCluster:
         for process, url in zip(self.processes, self.monitoring_urls, strict=True):
             if process is not None:
                 told = await asyncio.to_thread(_told, f"{url}/jsz?accounts=true&streams=true")
-                if found := _leader_of(told, stream):
+                if found := leader_of(told, stream):
                     return found
         return ""
 
@@ -130,13 +131,3 @@ def _told(url: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return told
-
-
-def _leader_of(told: dict[str, Any], stream: str) -> str:
-    if not stream:
-        return str((told.get("meta_cluster") or {}).get("leader") or "")
-    for account in told.get("account_details") or ():
-        for detail in account.get("stream_detail") or ():
-            if detail["name"] == stream:
-                return str((detail.get("cluster") or {}).get("leader") or "")
-    return ""

@@ -110,7 +110,7 @@ class NatsCluster:
         """Return the name of the server that leads a stream, or all of JetStream; "" without one."""
         for server in self.servers:
             if server.running and (told := await asyncio.to_thread(_jsz, server)) is not None:
-                found = _leader_of(told, stream)
+                found = leader_of(told, stream)
                 if found:
                     return found
         return ""
@@ -163,7 +163,8 @@ def _jsz(server: EmbeddedServer) -> dict[str, Any] | None:
     return told
 
 
-def _leader_of(told: dict[str, Any], stream: str) -> str:
+def leader_of(told: dict[str, Any], stream: str) -> str:
+    """Return the leader of a stream, of JetStream itself for "", by what `/jsz` told; "" where there is none."""
     if not stream:
         return str((told.get("meta_cluster") or {}).get("leader") or "")
     for account in told.get("account_details") or ():
@@ -171,3 +172,15 @@ def _leader_of(told: dict[str, Any], stream: str) -> str:
             if detail["name"] == stream:
                 return str((detail.get("cluster") or {}).get("leader") or "")
     return ""
+
+
+async def starve(server: EmbeddedServer, *, times: int) -> None:
+    """Have a server stand still half of the time, as one does that gets too little of a processor."""
+    try:
+        for _ in range(times):
+            server.pause()
+            await asyncio.sleep(0.2)
+            server.resume()
+            await asyncio.sleep(0.2)
+    finally:
+        server.resume()

@@ -20,7 +20,7 @@ from headrace.jetstream.elections.raft_groups import RaftGroup
 from headrace.jetstream.errors import AccessDenied, JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.proxy import NetworkProxy
-from tests.support.nats_cluster import SIZE, START_S, SYSTEM, NatsCluster
+from tests.support.nats_cluster import SIZE, START_S, SYSTEM, NatsCluster, starve
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 STREAM = "LED"
@@ -129,14 +129,7 @@ async def test_an_elector_that_stood_still_itself_and_servers_that_are_only_slow
             for _ in range(3):
                 time.sleep(1.2)  # the elector is what stands still
                 await asyncio.sleep(0.5)
-            try:
-                for _ in range(8):
-                    server.pause()
-                    await asyncio.sleep(0.2)
-                    server.resume()
-                    await asyncio.sleep(0.2)
-            finally:
-                server.resume()
+            await starve(server, times=8)
         assert not [entry for entry in logs if entry["event"] == "elector.called"]
         assert (await watched.led()).term == before.term
 
