@@ -2,7 +2,7 @@
 
 python -m tests.attacks              # all, on a quiet machine about a quarter of an hour
 python -m tests.attacks H1 quotas    # those of some findings
-python -m tests.attacks --table      # print the table of `docs/security.md`
+python -m tests.attacks --table      # print a table and run nothing
 """
 
 from __future__ import annotations

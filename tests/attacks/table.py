@@ -1,4 +1,4 @@
-"""Makes the table of attacks in `docs/security.md` out of the attempts."""
+"""Makes a table of the attacks out of the attempts."""
 
 from __future__ import annotations
 
