@@ -48,9 +48,6 @@ class DisaggStyle(StrEnum):
 POOLING_KINDS = frozenset({"embedding", "score", "classify", "image", "video"})
 """The kinds of requests with one result per input: a vector, a picture or a video. An engine serves these or generates."""
 
-WIDEST_BEAM_SEARCH = 128
-"""The most beams that an engine without a limit of its own should declare: the most choices of a request."""
-
 SERVING_ROLES = frozenset({Role.AGGREGATED, Role.DECODE})
 """Workers in these roles own requests; a worker in the role `prefill` computes prompts for workers in the role `decode`."""
 
@@ -69,7 +66,6 @@ class Capabilities:
     kv_events: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
-    beam_search: bool = False  # tells the log-probabilities of `2 * EngineInfo.beam_width` candidates of a token, best first
     guided: frozenset[str] = frozenset()  # any of json, regex, choice, grammar, json_object, structural_tag
     lora: Literal["none", "static", "dynamic"] = "none"
     media: frozenset[str] = frozenset()  # any of image, video, audio
@@ -118,7 +114,6 @@ class EngineInfo:
     transfer_card: bytes = b""  # lets engines of other workers reach this engine's memory (`Engine.meet`); some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     prompt_embeds: bool = False  # accepts prompts as embeddings
-    beam_width: int = 0  # most beams of a beam search, 0 = none
     ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
     parallel: Mapping[str, int] = field(default_factory=dict)  # ranks that share the model, by kind (`several`)
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt

@@ -21,7 +21,6 @@ _FLAGS = (
     "kv_events",
     "logprobs",
     "prompt_logprobs",
-    "beam_search",
     "prompt_embeds",
     "cache_salt",
     "priority",

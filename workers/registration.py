@@ -82,7 +82,6 @@ def build_card(
         tool_parser=parsers.tool,
         reasoning_parser=parsers.reasoning,
         prompt_embeds=info.prompt_embeds,
-        beam_width=info.beam_width,
         media=dict(info.media),
         created=time.time(),
     )

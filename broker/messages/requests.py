@@ -97,15 +97,6 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bad_words: list[str] = []
 
 
-class Beams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A beam search in place of sampling: its beams are the choices of the envelope, the best first.
-
-    The score of a beam is the sum of its log-probabilities over its length, prompt included, to the power `length_penalty`.
-    """
-
-    length_penalty: float = 1.0
-
-
 class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The payload of a generation request, which only the worker decodes."""
 
@@ -124,7 +115,6 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     extra: dict[str, Any] = {}  # passed to the engine as it is
     parse: Parsing | None = None  # None = the answer is plain text
     prompt_embeds: bytes | None = None  # instead of `token_ids`: a file of torch.save, a row per token, read by the worker
-    beams: Beams | None = None  # None = each choice is sampled
 
 
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

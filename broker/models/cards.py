@@ -78,7 +78,6 @@ class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
     reasoning_parser: str | None = None
     prompt_embeds: bool = False  # the model accepts prompts as embeddings
     signature: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # HMAC-SHA-256 under the deployment's key; empty = none
-    beam_width: int = 0  # most beams of a beam search, 0 = its workers do none
     media: dict[str, MediaSlot] = {}  # kinds of media that the model accepts in messages
     aliases: list[str] = []
     adapters: list[str] = []  # adapters that its workers have or had: known until they are unloaded everywhere

@@ -10,7 +10,6 @@ from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Parsing
 from headrace.frontend.auth.caller import check_model
-from headrace.frontend.generation.beam_search import beams_of
 from headrace.frontend.generation.job_options import job_options_of, tier_of
 from headrace.frontend.generation.request_size import check_size
 from headrace.frontend.generation.sampling import guided_of, sampling_of, stops_of
@@ -116,7 +115,6 @@ def _jobs(
     check_model(exchange.scope, model.adapter or card.model)
     stop = stops_of(request)
     guided = guided_of(request)
-    beams = beams_of(request, card)
     job_options, routing = job_options_of(request, exchange, settings, session_id=request.session_id, nvext=request.nvext)
     extra = dict(request.vllm_xargs or {})
     if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
@@ -140,7 +138,6 @@ def _jobs(
             media=list(prompt.media),
             extra=extra,
             parse=options.parse,
-            beams=beams,
         )
         check_size(generation, request, choices=request.n or 1, prompt_tokens=prompt.tokens)
         jobs.append(

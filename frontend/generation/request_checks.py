@@ -5,12 +5,12 @@ from __future__ import annotations
 from operator import attrgetter
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.beam_search import refuse_with_beam_search
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.schema.common import GenerationRequest
 from headrace.frontend.settings import FrontendSettings
 
 REFUSED = {
+    "use_beam_search": "is not supported here: ask for n choices and take the best",
     "watermarking": "is not supported here",
     "logprob_token_ids": "is not supported here: use top_logprobs",
     "repetition_detection": "is not supported here",
@@ -29,7 +29,6 @@ def refuse_unsupported(request: GenerationRequest) -> None:
     if any(given := _refused_of(request)):
         param = next(param for param, value in zip(REFUSED, given, strict=True) if value)
         raise unsupported(param, REFUSED[param])
-    refuse_with_beam_search(request)
     if request.spaces_between_special_tokens is False:
         raise unsupported("spaces_between_special_tokens", "cannot be turned off here")
     if request.truncation_side == "right":

@@ -88,8 +88,6 @@ class ChatApi:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
         toolbox = await exchange.aside(partial(toolbox_of, request, model.card))
-        if request.use_beam_search and toolbox.choice not in ("auto", "none"):
-            raise unsupported("tool_choice", "cannot force a call together with use_beam_search")
         takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
         given = request.messages
         items: list[MediaItem] = []
@@ -161,7 +159,7 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
 
 def _prompt_logprobs(request: ChatRequest) -> int | None:
     """Return the number of alternatives per prompt token. As in vLLM's server, `echo` includes them."""
-    if request.prompt_logprobs is None and request.echo and not request.stream and not request.use_beam_search:
+    if request.prompt_logprobs is None and request.echo and not request.stream:
         return request.top_logprobs or 0
     return request.prompt_logprobs
 

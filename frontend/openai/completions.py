@@ -76,11 +76,6 @@ def _refuse(request: CompletionRequest) -> None:
     refuse_unsupported(request)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise unsupported("best_of", "is not supported here: ask for n choices and take the best")
-    if request.use_beam_search:
-        if request.prompt_embeds:
-            raise unsupported("prompt_embeds", "cannot be combined with use_beam_search")
-        if request.echo and request.logprobs is not None:
-            raise unsupported("echo", "with logprobs cannot be combined with use_beam_search: it scores no prompts")
     if request.suffix:
         raise unsupported("suffix")
     if request.max_tokens == 0 and not request.echo:

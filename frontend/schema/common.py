@@ -120,8 +120,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_token_ids: list[TokenId] | None = None
-    use_beam_search: bool | None = None  # `n` beams, which become the choices, the best first
-    length_penalty: Annotated[float, Meta(ge=-16, le=16)] | None = None  # of a beam search
+    use_beam_search: bool | None = None
     watermarking: bool | None = None
     spaces_between_special_tokens: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 = none

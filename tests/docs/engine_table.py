@@ -30,7 +30,6 @@ ROWS = {
     "resume_repetition": "… with a repetition penalty",
     "logprobs": "log-probabilities",
     "prompt_logprobs": "… of prompts",
-    "beam_search": "beam search",
     "guided json": "structured output: `json`",
     "guided json_object": "… `json_object`",
     "guided regex": "… `regex`",

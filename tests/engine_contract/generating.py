@@ -38,7 +38,6 @@ class DescriptionContract:
         able, info = subject.engine.capabilities, subject.info
         assert able.media == frozenset(info.media)
         assert able.prompt_embeds == info.prompt_embeds
-        assert able.beam_search == (info.beam_width > 0)
         assert bool(info.handover) == (able.disagg.value != "none") == (len(able.roles) > 1)
         assert Role.AGGREGATED in able.roles
         assert info.adapters == () or able.lora != "none"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
 import pytest
 
-from headrace.broker.messages import TokenLogprob
 from headrace.workers.errors import EngineOverloaded
 from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.runtime.beam_search import BeamSearch
 from tests.engine_contract.subject import Subject, emitted, greedy
 
 SCHEMA = {
@@ -67,43 +64,6 @@ class OptionsContract:
             assert row.top[0][2] >= row.top[1][2]
         plain = await subject.run(prompt, greedy(2))
         assert all(not output.logprobs for output in plain)
-
-    async def test_a_step_has_the_candidates_that_the_widest_beam_search_needs(self, subject: Subject) -> None:
-        width = subject.info.beam_width
-        if "beam_search" not in subject.declared:
-            assert "logprobs" not in subject.declared or width == 0, "whoever tells candidates can search"
-            return
-        prompt = subject.prompt(207)
-        (row,) = await self._candidates(subject, prompt, [[]], 2 * width)
-        assert len({token for token, *_ in row.top}) == 2 * width
-        chances = [logprob for *_, logprob in row.top]
-        assert chances == sorted(chances, reverse=True)
-        assert sum(map(math.exp, chances)) < 1.0 + 1e-3
-
-    async def test_a_search_with_one_beam_is_the_greedy_answer_and_a_wider_one_is_no_less_likely(
-        self, subject: Subject
-    ) -> None:
-        if "beam_search" not in subject.declared:
-            return
-        prompt = subject.prompt(208)
-        best = {}
-        for width in (1, 2):
-            search = BeamSearch(width=width, prompt_tokens=len(prompt), max_tokens=6, end_ids=(), length_penalty=1.0)
-            while not search.done:
-                search.advance(await self._candidates(subject, prompt, [beam.ids for beam in search.open], 2 * width))
-            best[width] = search.best()
-        assert best[1][0].ids == await subject.ids(prompt, greedy(6))
-        assert len({tuple(beam.ids) for beam in best[2]}) == 2
-        assert best[2][0].total >= best[1][0].total - 1e-3
-
-    @staticmethod
-    async def _candidates(subject: Subject, prompt: list[int], beams: list[list[int]], candidates: int) -> list[TokenLogprob]:
-        """The candidates for the token after each beam, as the runtime asks for them: a run of one token each."""
-        names = [
-            await subject.submit(prompt + beam, greedy(1), prompt_tokens=len(prompt), logprobs=candidates) for beam in beams
-        ]
-        rows = [(await subject.end(name))[0].logprobs for name in names]
-        return [row[0] for row in rows if row]
 
     async def test_logprobs_without_alternatives(self, subject: Subject) -> None:
         if "logprobs" not in subject.declared:

@@ -32,7 +32,6 @@ INFO = EngineInfo(
     slots=9,
     vocab_size=49152,
     eos_token_ids=(2,),
-    beam_width=4,
 )
 
 
@@ -57,7 +56,6 @@ class FakeEngine:
         self.capabilities = Capabilities(
             logprobs=True,
             prompt_logprobs=True,
-            beam_search=True,
             guided=frozenset({"json", "regex", "choice", "grammar", "structural_tag", "json_object"}),
             lora="dynamic",
             media=frozenset({"image", "video", "audio"}),

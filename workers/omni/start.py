@@ -61,7 +61,6 @@ def _describe(omni: Any, version: str) -> EngineInfo:
         slots=vllm_config.scheduler_config.max_num_seqs,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(omni),
-        beam_width=0,
         default_sampling=model.get_diff_sampling_param(),
         extra={"stages": list(omni.output_modalities)},
     )

@@ -1,4 +1,4 @@
-"""Runs engine sequences that are no choices: canaries, prefills for other workers, peer warm-ups, steps of beam searches."""
+"""Runs engine sequences that are no choices: canaries, prefills for other workers and peer warm-ups."""
 
 from __future__ import annotations
 

@@ -28,8 +28,6 @@ def cannot_resume(run: Run, generation: Generation, capabilities: Capabilities) 
     lost by that: the position in a grammar, and penalty counts that only cover generated tokens. Such a job ends with a typed
     error instead of silently becoming another answer.
     """
-    if generation.beams is not None and any(log.ids or log.settled for log in run.choices):
-        return "its worker is gone and a beam search cannot be begun again once beams were sent"
     if not any(log.ids and not log.settled for log in run.choices):
         return None
     if not capabilities.resume:

@@ -1,8 +1,7 @@
 """Starts, resumes, parks and stops the runs of kind `generate`, until their choices are in an engine.
 
 Emitted tokens are replayed through the pipelines of their choices. Choices that need no engine are ended. The rest go to this
-engine, or first to a prefill worker that computes the prompt. Beam searches are run by
-`headrace.workers.runtime.beam_runs`.
+engine, or first to a prefill worker that computes the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.engine import Engine
 from headrace.workers.errors import AnswerUnreadable, WorkerError
-from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.intake import ChoiceIntake
 from headrace.workers.runtime.outputs import Outputs
@@ -61,7 +59,6 @@ class Runs:
         sequences: Sequences,
         outputs: Outputs,
         remotes: RemotePrefills | None,
-        beams: BeamRuns,
     ) -> None:
         self._engine = engine
         self._sink = sink
@@ -69,7 +66,6 @@ class Runs:
         self._sequences = sequences
         self._outputs = outputs
         self._remotes = remotes
-        self._beams = beams
         self._parked: dict[Run, list[ChoiceRun]] = {}
         self._scope = sequences.scope
         self._replaying: dict[Run, asyncio.Task[None]] = {}  # runs that are not in the engine yet
@@ -94,9 +90,6 @@ class Runs:
         refusal = cannot_resume(run, generation, self._engine.capabilities)
         if refusal is not None:
             self._sink.fail(run, JobFault("resume_impossible", refusal, retriable=True))
-            return
-        if generation.beams is not None:
-            self._beams.start(run, choices)
             return
         if run.resumed:
             metrics.RESUMED.inc()
@@ -169,7 +162,7 @@ class Runs:
 
     def park(self, run: Run) -> None:
         if run not in self._parked:
-            self._parked[run] = [] if self._beams.park(run) else self._withdraw(run)
+            self._parked[run] = self._withdraw(run)
             metrics.PARKED.inc()
 
     def unpark(self, run: Run) -> None:
@@ -177,7 +170,6 @@ class Runs:
             if not self._ended_already(choice):
                 choice.first_token = None
                 self._sequences.begin_here(choice)
-        self._beams.unpark(run)
         self._sink.flush()
 
     def resumable(self, run: Run) -> bool:
@@ -186,7 +178,6 @@ class Runs:
 
     def stop(self, run: Run) -> None:
         self._parked.pop(run, None)
-        self._beams.stop(run)
         if (replaying := self._replaying.pop(run, None)) is not None:
             replaying.cancel()
         self._withdraw(run)

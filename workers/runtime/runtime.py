@@ -23,7 +23,6 @@ from headrace.jetstream.tasks import TaskScope
 from headrace.workers.engine import Engine, EngineInfo, Output, Role
 from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.parsing.interface import ParserSet
-from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.intake import ChoiceIntake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
@@ -95,9 +94,8 @@ class Runtime:
         self._info = info
         self._remotes = remotes
         self._outputs = Outputs(sink, self.sequences)
-        beams = BeamRuns(self._engine, info, self.raw, self._scope, sink, refused=self._refused, step_s=self._first_token_s)
         intake = ChoiceIntake(info, table, parsers)
-        self._runs = Runs(self._engine, sink, intake, self.sequences, self._outputs, remotes, beams)
+        self._runs = Runs(self._engine, sink, intake, self.sequences, self._outputs, remotes)
 
     def watch_cache(self, *devices: Callable[[], Container[int]], tiers: Callable[[], list[int]]) -> None:
         """Set, per rank, the source of the chain values that are cached, by which cached parts of prompts are known.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import WIDEST_BEAM_SEARCH, Capabilities, EngineConfig, EngineInfo, several
+from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, several
 from headrace.workers.lora_adapters import ADAPTER_OPERATIONS, adapters_of
 from headrace.workers.models.tokenizer_file import tokenizer_folder
 from headrace.workers.sglang.adapters import read_adapter
@@ -50,7 +50,6 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         step_tokens=_step_tokens(args),
         adapters=tuple(adapters_of(config, read_adapter)),
         **_handovers(engine, version),
-        beam_width=WIDEST_BEAM_SEARCH if model.is_generation else 0,
         default_sampling={} if not model.is_generation else _default_sampling(model),
         extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": tokens},
     )
@@ -87,7 +86,6 @@ def capabilities(engine: Any) -> Capabilities:
         resume_repetition=bool(args.disable_overlap_schedule),
         logprobs=True,
         prompt_logprobs=True,
-        beam_search=True,
         guided=frozenset() if args.grammar_backend == "none" or args.skip_tokenizer_init else GUIDED,
         lora="dynamic" if args.enable_lora else "none",
         cache_salt=True,

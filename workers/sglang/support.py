@@ -14,7 +14,6 @@ _MOST = Capabilities(
     kv_events=True,
     logprobs=True,
     prompt_logprobs=True,
-    beam_search=True,
     guided=GUIDED,
     lora="dynamic",
     resume_penalties=True,

@@ -33,7 +33,6 @@ from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
 from headrace.workers.sim.answers.tokens import (
     BUNDLED_TOKENIZER,
-    WIDEST_BEAMS,
     Vocabulary,
     bundled_vocabulary,
     has_chat_template,
@@ -113,7 +112,6 @@ class SimEngine:
             resume_repetition=True,
             logprobs=True,
             prompt_logprobs=True,
-            beam_search=True,
             guided=frozenset(KINDS),
             lora="dynamic",
             media=self._media,
@@ -169,7 +167,6 @@ class SimEngine:
             lends=self._member is not None and self._member.lends,
             transfer_card=self._member.card if self._member is not None else b"",
             prompt_embeds=self._pooling is None,
-            beam_width=WIDEST_BEAMS if self._pooling is None else 0,
             media=slots,
             hands_over_media=True,
             extra={"timing": settings.timing},

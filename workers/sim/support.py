@@ -19,7 +19,6 @@ _GENERATING = Capabilities(
     kv_events=True,
     logprobs=True,
     prompt_logprobs=True,
-    beam_search=True,
     guided=frozenset(KINDS),
     lora="dynamic",
     media=frozenset(MEDIA_KINDS),

@@ -74,7 +74,6 @@ class TrtllmEngine:
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
             kv_events=self._feeds is not None,
             logprobs=True,
-            beam_search=True,
             guided=convert.GUIDED,
             lora="dynamic" if lora else "none",
             cache_salt=True,

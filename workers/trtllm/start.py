@@ -29,7 +29,6 @@ from headrace.workers.trtllm.polling import poll_once
 from headrace.workers.trtllm.settings import engine_args, handover_word, lease_s, prepare_environment, roles_of
 
 FALLBACK_LENGTH = 4096  # of a model whose configuration says nothing
-WIDEST_BEAMS = 10  # so that a step needs no more than 20 log-probabilities, as OpenAI's API allows them
 _TOLD_WITHIN_S = 10.0  # until the engine has told its number of blocks
 
 
@@ -182,7 +181,6 @@ def _describe(config: EngineConfig, installed: Installed, built: _Built, *, bloc
         handover=hands_over,
         lease_s=lease_s(built.args) if hands_over else 0.0,
         prefill_samples=bool(hands_over),
-        beam_width=WIDEST_BEAMS,
         ranks=ranks,
         parallel=shared_by(built.args),
         default_sampling=files.default_sampling,

@@ -13,7 +13,6 @@ _MOST = Capabilities(
     disagg=DisaggStyle.PARAMS,
     kv_events=True,
     logprobs=True,
-    beam_search=True,
     guided=GUIDED,
     lora="dynamic",
     cache_salt=True,

@@ -96,7 +96,6 @@ class VllmEngine:
             kv_events=self._kv is not None,
             logprobs=True,
             prompt_logprobs=True,
-            beam_search=self._started is not None and self._started.info.beam_width > 0,
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             media=frozenset(self._started.info.media) if self._started is not None else frozenset(),
             guided=convert.GUIDED,

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo, Role, several
+from headrace.workers.engine import EngineConfig, EngineInfo, Role, several
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.models.download_progress import growth_reported
@@ -95,9 +95,7 @@ async def start_vllm(
     model = started.llm.vllm_config.model_config
     if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
-    return replace(
-        started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model), beam_width=0)
-    )
+    return replace(started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model)))
 
 
 def _download_reported(config: EngineConfig) -> AbstractContextManager[None]:
@@ -180,7 +178,6 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
         lease_s=transfer.lease_s if transfer else 0.0,
         lends=transfer is not None and transfer.lends,
         prompt_embeds=bool(model.enable_prompt_embeds),
-        beam_width=_beam_width(model),
         default_sampling=model.get_diff_sampling_param(),
         extra={
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -194,12 +191,6 @@ def _parallel(parallel: Any) -> dict[str, int]:
     tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
     experts = tensor * data if parallel.enable_expert_parallel else 1
     return several(tensor=tensor, pipeline=parallel.pipeline_parallel_size, expert=experts)
-
-
-def _beam_width(model: Any) -> int:
-    """Return the most beams of a search: each step needs the log-probabilities of twice as many tokens."""
-    most: int = model.max_logprobs if model.max_logprobs >= 0 else model.get_vocab_size()
-    return min(most // 2, WIDEST_BEAM_SEARCH)
 
 
 def _eos_ids(llm: Any) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ _MOST = Capabilities(
     logprobs=True,
     prompt_logprobs=True,
     resume_repetition=True,
-    beam_search=True,
     guided=GUIDED,
     lora="dynamic",
     media=frozenset({"image", "video", "audio"}),

@@ -126,14 +126,6 @@ CHATS: dict[str, dict[str, Any]] = {
         ],
         "tools": [WEATHER],
     },
-    "beams": {"messages": HI, "n": 3, "use_beam_search": True, "max_tokens": 9},
-    "beams, ends kept": {
-        "messages": HI,
-        "n": 2,
-        "use_beam_search": True,
-        "include_stop_str_in_output": True,
-        "max_tokens": 9,
-    },
     "developer": {"messages": [{"role": "developer", "content": "Answer in one word."}, *HI]},
 }
 
@@ -147,9 +139,6 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "ids": {"prompt": [12092, 28, 905]},
     "lists of ids": {"prompt": [[12092, 28, 905], [504, 5345]], "n": 2, **GREEDY},
     "choices": {"prompt": TEXT, "n": 2, **GREEDY},
-    "beams": {"prompt": [TEXT, "The sea"], "n": 3, "use_beam_search": True},
-    "beams, short ones first": {"prompt": TEXT, "n": 4, "use_beam_search": True, "length_penalty": -2, "max_tokens": 6},
-    "beams, ends ignored": {"prompt": TEXT, "n": 2, "use_beam_search": True, "ignore_eos": True, "echo": True, "max_tokens": 6},
     "echo": {"prompt": TEXT, "echo": True},
     "echo of ids": {"prompt": [12092, 28, 905], "echo": True},
     "echo, stream": {"prompt": TEXT, "echo": True, **USAGE},
@@ -188,8 +177,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "top_p": (CHAT, {"messages": HI, "top_p": 2}),
     "top_logprobs alone": (CHAT, {"messages": HI, "top_logprobs": 3}),
     "no prompt": (COMPLETION, {}),
-    "too many beams": (COMPLETION, {"prompt": TEXT, "n": 11, "use_beam_search": True}),
-    "beams of a stream": (COMPLETION, {"prompt": TEXT, "n": 2, "use_beam_search": True, "stream": True}),
     "ids outside": (COMPLETION, {"prompt": [10_000_000]}),
     "prompt log probabilities of a stream": (COMPLETION, {"prompt": TEXT, "prompt_logprobs": 1, "stream": True}),
 }

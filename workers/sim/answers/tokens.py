@@ -45,7 +45,6 @@ LENGTH_SPREAD = (
 )
 LONGEST_GROUP = 4  # tokens of one character
 FILLER = 2  # a draw that is a word in every vocabulary
-WIDEST_BEAMS = 10  # so that enough different tokens are drawn beside the answer's own
 _CHARACTERS = ("é", "ß", "漢", "→", "🙂", "🌊")
 
 

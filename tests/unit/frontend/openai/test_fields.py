@@ -47,7 +47,7 @@ REFUSED: list[dict[str, Any]] = [
     {"chat_template": "x"},
     {"audio": {}},
     {"web_search_options": {}},
-    {"use_beam_search": True},  # of a model whose card tells of no beams
+    {"use_beam_search": True},
     {"watermarking": True},
     {"logprob_token_ids": [1]},
     {"repetition_detection": {"a": 1}},

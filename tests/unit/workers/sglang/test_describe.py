@@ -109,7 +109,6 @@ def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool
     assert (info.kinds, info.default_sampling) == (("embedding",), {})
     able = capabilities(made)
     assert (able.resume, able.logprobs, able.guided, able.seeds) == (False, False, frozenset(), False)
-    assert (able.beam_search, info.beam_width) == (False, 0)
     assert "pause" not in able.operations
 
 
