@@ -66,7 +66,7 @@ from headrace.frontend.tokens.generation import TokenGenerationApi
 from headrace.frontend.tracing.build import tracer_of
 from headrace.frontend.tracing.traced_app import TracedApp
 from headrace.frontend.tracing.tracer import Tracer
-from headrace.frontend.transcriptions.api import SpeechApi, Task
+from headrace.frontend.transcriptions import SpeechApi, Task
 from headrace.frontend.videos.api import PATH as VIDEOS
 from headrace.frontend.videos.api import VideoApi, VideoCreation
 from headrace.frontend.videos.routes import VideoRoutes

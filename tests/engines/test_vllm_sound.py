@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.frontend.transcriptions.api import instruction
-from headrace.frontend.transcriptions.schema import SpeechForm
+from headrace.frontend.transcriptions import SpeechForm, instruction
 from headrace.jetstream.embedded_server import EmbeddedServer
 from tests.engines.support.media_world import BLIND, LONG, World, cached, media_world, said, text
 from tests.engines.support.tiny_hearing import RATE, write_hearing_model

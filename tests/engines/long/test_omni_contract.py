@@ -15,8 +15,7 @@ import pytest_asyncio
 from headrace.workers.engine import Engine, EngineConfig, Role
 from headrace.workers.engine_registry import MEMBERS, create
 from headrace.workers.errors import EngineStartFailed, UnsupportedByEngine
-from headrace.workers.omni.engine import OmniEngine
-from headrace.workers.omni.support import SUPPORT
+from headrace.workers.omni import SUPPORT, OmniEngine
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, KilledContract, descendants
 from tests.engine_contract.options import OptionsContract
@@ -60,7 +59,7 @@ async def omni(model_dir: Path) -> AsyncIterator[Subject]:
 
 
 async def test_it_is_loaded_by_its_path_and_has_all_that_an_engine_has() -> None:
-    engine = create("headrace.workers.omni.engine:OmniEngine")
+    engine = create("headrace.workers.omni:OmniEngine")
     assert all(hasattr(engine, name) for name in MEMBERS)
 
 

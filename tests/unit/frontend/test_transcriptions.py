@@ -10,8 +10,7 @@ import pytest
 
 from headrace.broker.errors import JobFailed
 from headrace.broker.models.cards import MediaSlot
-from headrace.frontend.transcriptions.api import instruction
-from headrace.frontend.transcriptions.schema import SpeechForm
+from headrace.frontend.transcriptions import SpeechForm, instruction
 from tests.support.frontend.answer_parts import content, say_parts, thought
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, frontend, row, say
 from tests.support.frontend.media_server import PNG, WAV

@@ -1,6 +1,7 @@
 """An engine over vLLM-Omni's `AsyncOmni`: one client for a row of stages, of which the first one's text is asked for.
 
-Sound and images of later stages are not asked for, since a row of an answer has no place for them.
+Models that also speak or draw are several models in a row. Sound and images of later stages are not asked for, since a row of
+an answer has no place for them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -30,14 +34,78 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.engine_support import EngineSupport, words
+from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.health.process_guard import ProcessTree
-from headrace.workers.omni.start import TEXT, StartedStages, start_stages
-from headrace.workers.omni.support import ABILITIES
 from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
 from headrace.workers.vllm.core_death import CoreDeath
 from headrace.workers.vllm.settings import prepare_environment
+
+ABILITIES = Capabilities(resume_repetition=True, logprobs=True, prompt_logprobs=True, guided=convert.GUIDED, cache_salt=True)
+
+SUPPORT = EngineSupport(name="omni", title="vLLM-Omni 0.30 (stand-in)", words=words(ABILITIES, ("chat", "completion")))
+TEXT = "text"
+_OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed", "output_modalities": "this adapter"}
+
+
+@dataclass(frozen=True, slots=True)
+class StartedStages:
+    """A running AsyncOmni, and the description of its first stage."""
+
+    omni: Any
+    info: EngineInfo
+
+
+def start_stages(config: EngineConfig) -> StartedStages:
+    """Import vLLM-Omni and wait until all stages are ready. Blocks for minutes. Raises EngineStartFailed."""
+    try:
+        package = import_module("vllm_omni")
+    except ImportError as error:
+        raise EngineStartFailed(f"vLLM-Omni is not installed or broken ({error}): pip install vllm-omni") from error
+    for name in _OURS.keys() & config.args.keys():
+        raise EngineStartFailed(f"{name!r} is not an engine setting here: it belongs to {_OURS[name]}")
+    try:
+        omni = package.AsyncOmni(model=config.model, seed=config.seed, **config.args)
+    except Exception as error:
+        raise EngineStartFailed(f"vLLM-Omni could not start {config.model}: {error}") from error
+    try:
+        return StartedStages(omni, _describe(omni, str(package.__version__)))
+    except BaseException:
+        omni.shutdown()
+        raise
+
+
+def _describe(omni: Any, version: str) -> EngineInfo:
+    """Describe the first stage. Raises EngineStartFailed unless that is the one that writes text."""
+    vllm_config = omni.vllm_config
+    if vllm_config is None or not omni.output_modalities or omni.output_modalities[0] != TEXT:
+        made = ", ".join(str(kind) for kind in omni.output_modalities) or "nothing"
+        raise EngineStartFailed(f"the first stage of {omni.model} writes no text; its stages give: {made}")
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    folder = Path(model.tokenizer)
+    if not (folder / "tokenizer.json").is_file():
+        raise EngineStartFailed(f"{model.tokenizer} is no folder with a tokenizer.json; give the model as a folder")
+    return EngineInfo(
+        engine="omni",
+        version=version,
+        tokenizer_dir=str(folder),
+        context_length=model.max_model_len,
+        block_size=cache.block_size,
+        blocks=cache.num_gpu_blocks or 0,
+        slots=vllm_config.scheduler_config.max_num_seqs,
+        vocab_size=model.get_vocab_size(),
+        eos_token_ids=_eos_ids(omni),
+        default_sampling=model.get_diff_sampling_param(),
+        extra={"stages": list(omni.output_modalities)},
+    )
+
+
+def _eos_ids(omni: Any) -> tuple[int, ...]:
+    configured = omni.model_config.try_get_generation_config().get("eos_token_id") or ()
+    ids = [omni.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
 
 _log = structlog.get_logger()
 

@@ -1,1 +1,0 @@
-"""Serves transcriptions and translations of speech, by chat models that hear."""
