@@ -29,9 +29,8 @@ from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
-from headrace.frontend.images.api import PATH as IMAGES
-from headrace.frontend.images.api import ImageApi
-from headrace.frontend.images.writer import Results
+from headrace.frontend.images import PATH as IMAGES
+from headrace.frontend.images import ImageApi, Results
 from headrace.frontend.jobs.durable_api import DurableApi
 from headrace.frontend.jobs.durable_streams import DurableStreams
 from headrace.frontend.jobs.rendered_answer import Charge
@@ -60,6 +59,8 @@ from headrace.frontend.responses.routes import ResponseRoutes
 from headrace.frontend.responses.stored_background import StoredBackground
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle, StatusRoutes
+from headrace.frontend.stored_videos import PATH as VIDEOS
+from headrace.frontend.stored_videos import StoredVideos, VideoRoutes
 from headrace.frontend.tokens.api import TokensApi
 from headrace.frontend.tokens.generation import PATH as GENERATE
 from headrace.frontend.tokens.generation import TokenGenerationApi
@@ -67,10 +68,7 @@ from headrace.frontend.tracing.build import tracer_of
 from headrace.frontend.tracing.traced_app import TracedApp
 from headrace.frontend.tracing.tracer import Tracer
 from headrace.frontend.transcriptions import SpeechApi, Task
-from headrace.frontend.videos.api import PATH as VIDEOS
-from headrace.frontend.videos.api import VideoApi, VideoCreation
-from headrace.frontend.videos.routes import VideoRoutes
-from headrace.frontend.videos.stored_videos import StoredVideos
+from headrace.frontend.videos import VideoApi, VideoCreation
 from headrace.jetstream.errors import HeadraceError
 
 

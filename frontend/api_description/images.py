@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.frontend.api_description.operations import ERRORS, json_answer
-from headrace.frontend.images.schema import SCHEMAS
+from headrace.frontend.images import SCHEMAS
 
 TYPES = SCHEMAS
 

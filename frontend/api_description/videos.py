@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.frontend.api_description.operations import ERRORS, PAGE, in_path, json_answer, stored_errors
-from headrace.frontend.videos.schema import SCHEMAS
+from headrace.frontend.videos import SCHEMAS
 
 TYPES = SCHEMAS
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.messages import Picture
-from headrace.frontend.videos.writer import measures
+from headrace.frontend.videos import measures
 from headrace.workers.diffusion.engine import DiffusionEngine
 from headrace.workers.diffusion.stand_in import COMMENT, paint
 from headrace.workers.diffusion.support import SUPPORT

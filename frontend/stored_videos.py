@@ -1,4 +1,4 @@
-"""Keeps videos: a record of each, which its tenant can list, and the job that makes it, whose result has the file."""
+"""Keeps videos, and serves their routes: a record of each, and the job that makes it, whose result has the file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,87 @@ import asyncio
 import binascii
 import contextlib
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from headrace.broker.durable.publisher import NewJob
 from headrace.broker.errors import DeadlineExceeded
 from headrace.broker.messages import JobResult
 from headrace.frontend.errors import FrontendError
+from headrace.frontend.generation.tenant import tenant_in
+from headrace.frontend.http.field_checks import unsupported
+from headrace.frontend.http.page_query import PageQuery
 from headrace.frontend.ports import RecordPort, StoredJobPort
-from headrace.frontend.videos.schema import VideoAnswer, VideoFault, VideoObject, VideoRecord
+from headrace.frontend.schema.stored import Page
 from headrace.jetstream.errors import HeadraceError, ObjectNotFound
+
+Status = Literal["queued", "in_progress", "completed", "failed"]
+
+
+class VideoFault(msgspec.Struct, kw_only=True, frozen=True):
+    """The reason why a video was not made."""
+
+    code: str
+    message: str
+
+
+class VideoObject(msgspec.Struct, kw_only=True, frozen=True):
+    """A video and how it stands. `size` is "auto" until a model that chose it has made the video."""
+
+    id: str
+    object: Literal["video"] = "video"
+    model: str
+    prompt: str
+    status: Status = "queued"
+    progress: int = 0  # percent: 0 until it is completed, and then 100
+    created_at: int
+    completed_at: int | None = None
+    expires_at: int | None = None  # of the file, once there is one
+    seconds: str = ""
+    size: str = "auto"
+    remixed_from_video_id: str | None = None
+    error: VideoFault | None = None
+
+
+class VideoRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """A video as it is stored. `job` is the token of its job, which ends before `until` (Unix time)."""
+
+    video: VideoObject
+    job: str
+    until: float
+
+
+class VideoList(Page, kw_only=True):
+    """A page of videos."""
+
+    data: list[VideoObject]
+
+
+class DeletedVideo(msgspec.Struct, kw_only=True):
+    """A video that was deleted."""
+
+    id: str
+    object: Literal["video.deleted"] = "video.deleted"
+    deleted: bool = True
+
+
+class VideoAnswer(msgspec.Struct, kw_only=True):
+    """The result of a video's job: an MP4 file in base64, with its size and length."""
+
+    created: int
+    size: str
+    seconds: str
+    b64_json: str
+
 
 log = structlog.get_logger()
 
+PATH = "/v1/videos"
 KIND = "video"
 PREFIX = "video_"
 MAX_ID = 160
@@ -181,3 +247,52 @@ class _Words(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Words = msgspec.field(default_factory=_Words)
+
+
+class VideoRoutes:
+    """The routes over the videos of a tenant. `videos` None = nothing is stored here."""
+
+    def __init__(self, videos: StoredVideos | None) -> None:
+        self._videos = videos
+
+    def routes(self) -> list[Route]:
+        """Return the Starlette routes."""
+        return [
+            Route(PATH, self.list, methods=["GET"]),
+            Route(f"{PATH}/{{id}}", self.one, methods=["GET", "DELETE"]),
+            Route(f"{PATH}/{{id}}/content", self.content, methods=["GET"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """List videos, the newest first unless `order` says otherwise. Raises BadRequest, a JetStreamError."""
+        query, tenant = PageQuery.of(request), tenant_in(request)
+        videos = await self._videos.all(tenant) if self._videos is not None else []
+        page, more = query.page(videos, [video.id for video in videos])
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        data = await self._videos.current(tenant, page) if self._videos is not None else []
+        return _json(VideoList(data=data, first_id=first, last_id=last, has_more=more))
+
+    async def one(self, request: Request) -> Response:
+        """Describe a video, or delete it. Raises VideoUnknown, a JetStreamError."""
+        name, tenant, videos = request.path_params["id"], tenant_in(request), self._videos
+        if videos is None:
+            raise VideoUnknown(f"there is no video {name[:MAX_ID]!r}", param="video_id")
+        if request.method == "DELETE":
+            await videos.delete(tenant, name)
+            return _json(DeletedVideo(id=name))
+        return _json(await videos.get(tenant, name))
+
+    async def content(self, request: Request) -> Response:
+        """Answer with the file. Raises VideoUnknown, VideoNotReady, VideoGone, BadRequest, a JetStreamError."""
+        variant = request.query_params.get("variant", "video")
+        if variant != "video":
+            raise unsupported("variant", f"{variant[:100]!r} is not made here: only video is")
+        name = request.path_params["id"]
+        if self._videos is None:
+            raise VideoUnknown(f"there is no video {name[:MAX_ID]!r}", param="video_id")
+        file = await self._videos.content(tenant_in(request), name)
+        return Response(file, media_type="video/mp4", headers={"content-disposition": f'attachment; filename="{name}.mp4"'})
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

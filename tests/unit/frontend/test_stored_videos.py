@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from headrace.broker.messages import JobFault, JobResult, ResultError
-from headrace.frontend.videos import stored_videos
-from headrace.frontend.videos.schema import VideoRecord
+from headrace.frontend import stored_videos
+from headrace.frontend.stored_videos import VideoRecord
 from tests.support.frontend.fakes import Call
 from tests.support.frontend.videos import FILE, Studio
 

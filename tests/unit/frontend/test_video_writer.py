@@ -9,8 +9,8 @@ import pytest
 
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Picture, Spill
-from headrace.frontend.videos import writer
-from headrace.frontend.videos.writer import VideoTooLarge, VideoWriter, measures
+from headrace.frontend import videos
+from headrace.frontend.videos import VideoTooLarge, VideoWriter, measures
 from headrace.frontend.writers.usage import UsageCounter
 from headrace.workers.diffusion.film import film
 from tests.support.frontend.fakes import end, row
@@ -25,7 +25,7 @@ def taken(**fin: Any) -> VideoWriter:
 
 
 async def test_a_file_over_the_limit_is_an_error_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "MOST_BYTES", len(FILE) - 1)
+    monkeypatch.setattr(videos, "MOST_BYTES", len(FILE) - 1)
     with pytest.raises(VideoTooLarge, match=f"{len(FILE)} bytes"):
         await taken(vector=FILE).settle()
     with pytest.raises(VideoTooLarge):

@@ -13,7 +13,7 @@ import pytest
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Picture, Spill
 from headrace.frontend.app import Stores, build_frontend
-from headrace.frontend.images.api import PATH
+from headrace.frontend.images import PATH
 from headrace.frontend.settings import FrontendSettings
 from headrace.workers.diffusion.stand_in import paint
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Script, Step, end, frontend, row
