@@ -7,17 +7,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+ADAPTER_STORE_EXAMPLES = """examples:
+  headrace adapter push sql ./out/sql
+  headrace adapter ls
+  headrace worker adapter load sql store://sql --model Qwen/Qwen3-0.6B
+  headrace adapter rm sql
+
+The folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them. Pushing a name again replaces it for
+workers that load it from then on."""
+
+ADAPTER_EXAMPLES = """examples:
+  headrace worker adapter load sql /adapters/sql --model Qwen/Qwen3-0.6B
+  headrace worker adapter load sql /adapters/sql --worker worker-2
+  headrace worker adapter load sql store://sql --model Qwen/Qwen3-0.6B
+  headrace worker adapter unload sql --model Qwen/Qwen3-0.6B --grace 10
+
+Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if it was started with some or with
+--engine-arg enable_lora=true (and max_loras, max_lora_rank). They are gone when the worker's process ends."""
 
 
 def add_adapter_commands(actions: Any) -> None:
     """Add `adapter` below `headrace worker`."""
     text = "load or unload an adapter (LoRA) on running workers"
     described = f"{text[0].upper()}{text[1:]}."
-    ways = add_group(actions, "worker adapter", about=text, description=described, examples=help_texts.ADAPTER)
+    ways = add_group(actions, "worker adapter", about=text, description=described, examples=ADAPTER_EXAMPLES)
     load = _add(ways, "worker adapter load", _run_load, "load an adapter: requests that name it as their model reach it")
     unload = _add(ways, "worker adapter unload", _run_unload, "finish what runs on an adapter, and unload it")
     for parser in (load, unload):
@@ -39,7 +56,7 @@ def add_adapter_commands(actions: Any) -> None:
 
 def add_adapter(commands: Any, about: str) -> None:
     """Add `headrace adapter` and its actions."""
-    actions = add_group(commands, "adapter", about=about, examples=help_texts.ADAPTER_STORE)
+    actions = add_group(commands, "adapter", about=about, examples=ADAPTER_STORE_EXAMPLES)
     push = _add(actions, "adapter push", _run_push, "store the files of an adapter, so that workers anywhere can load it")
     push.add_argument("name", metavar="NAME", help="workers load it from store://NAME")
     push.add_argument("folder", metavar="FOLDER", type=Path, help="its folder here, in PEFT's format")

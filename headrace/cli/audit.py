@@ -6,10 +6,16 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace audit ls --tenant acme --since 24
+  headrace audit follow --json                    with their content, where that is recorded
+  headrace audit keep --days 90 --mib 2048
+
+Frontends record requests only with --audit metadata or --audit content."""
 
 
 def add_audit(commands: Any, about: str) -> None:
@@ -19,7 +25,7 @@ def add_audit(commands: Any, about: str) -> None:
         "audit",
         about=about,
         description="Records of requests, which frontends write that run with --audit metadata or --audit content.",
-        examples=help_texts.AUDIT,
+        examples=EXAMPLES,
     )
     ls = _add(actions, "ls", _run_ls, "list the latest records, oldest first")
     ls.add_argument("--limit", type=int, default=100, metavar="N", help="of them (default: 100)")

@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.config.flags import add_setting_flags, read_settings
+
+EXAMPLES = """examples:
+  headrace chat
+  headrace chat --model Qwen/Qwen3-0.6B --system 'Answer in one sentence.'
+  headrace chat 'Why is the sky blue?'
+  git diff | headrace chat 'Write a commit message:'
+
+Lines that begin with / are commands: /help lists them. Ctrl-C ends an answer, Ctrl-D the chat. Without a terminal one answer
+is printed. A key is read from HEADRACE_API_KEY."""
 
 
 def add_chat(commands: Any, about: str) -> None:
@@ -15,7 +23,7 @@ def add_chat(commands: Any, about: str) -> None:
         "chat",
         help=about,
         description="Talk to a served model. Reaches the deployment that runs with the data folder, or the one at --url.",
-        epilog=help_texts.CHAT,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

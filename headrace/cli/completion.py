@@ -10,9 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.cli.command_parser import CommandParser
 from headrace.errors import EXIT_OK
+
+EXAMPLES = """examples:
+  source <(headrace completion bash)      in this shell, or in ~/.bashrc for all
+  headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+  headrace completion zsh > ~/.zfunc/_headrace                  a folder of $fpath
+  headrace completion fish > ~/.config/fish/completions/headrace.fish"""
 
 _SCRIPT = """# Completion of the headrace command, made by `headrace completion bash` of this version.
 _headrace() {{
@@ -78,7 +83,7 @@ def add_completion(commands: Any, about: str) -> None:
         "completion",
         help=about,
         description="Print a script that completes commands, options and their values in a shell.",
-        epilog=help_texts.COMPLETION,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

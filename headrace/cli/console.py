@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace console                                beside a running `headrace up`, in its folder
+  headrace console --nats nats://broker:4222 --frontend http://gateway:8000
+  HEADRACE_CONSOLE_KEY=… headrace console --console-host 0.0.0.0
+
+`headrace up` serves one already (--no-console: none). The link that is printed holds the admin key; without it the console only
+shows, and where other machines reach it, or NATS asks for a login, it shows nothing."""
 
 
 def add_console(commands: Any, about: str) -> None:
@@ -15,7 +22,7 @@ def add_console(commands: Any, about: str) -> None:
         "console",
         help=about,
         description="Serve the console: a deployment in a browser, live, at /console.",
-        epilog=help_texts.CONSOLE,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

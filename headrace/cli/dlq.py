@@ -6,10 +6,19 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace dlq ls --nats nats://broker:4222
+  headrace dlq show 17
+  headrace dlq retry 17 --keep                    once more, as a new request; the answer is printed here
+  headrace dlq drop 17 18
+  headrace dlq drop --older-than 604800
+
+A letter is named by its number or by the id of its request. A request that crashed its workers may crash as many more when it
+is run again."""
 
 
 def add_dlq(commands: Any, about: str) -> None:
@@ -19,7 +28,7 @@ def add_dlq(commands: Any, about: str) -> None:
         "dlq",
         about=about,
         description="Dead letters: requests that were taken out of service, and what the server took out of our queues.",
-        examples=help_texts.DLQ,
+        examples=EXAMPLES,
     )
     _add(actions, "ls", _run_ls, "list all dead letters, oldest first")
     show = _add(actions, "show", _run_show, "show one dead letter, its history and why it is here")

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace doctor                                 beside a running `headrace up`, in its folder
+  headrace doctor --nats nats://broker:4222 --monitoring http://broker:8222
+  headrace doctor --json --strict
+
+exit codes: 0 nothing to mend, 1 an error (with --strict: or a warning), 69 no NATS server answers"""
 
 
 def add_doctor(commands: Any, about: str) -> None:
@@ -16,7 +22,7 @@ def add_doctor(commands: Any, about: str) -> None:
         "doctor",
         help=about,
         description="Check this machine, the NATS server and the running deployment. Reads only.",
-        epilog=help_texts.DOCTOR,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -7,10 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+SUBMIT_EXAMPLES = """examples:
+  headrace submit questions.jsonl --out answers.jsonl
+  headrace submit questions.jsonl --out answers.jsonl --request-model Qwen/Qwen3-0.6B --open 1000
+
+exit codes: 0 every line has an answer, 1 some have an error; both are in the output"""
+
+JOBS_EXAMPLES = """examples:
+  headrace jobs ls
+  headrace jobs show greeting
+  headrace jobs cancel greeting
+  headrace jobs watch greeting"""
 
 _TENANT = "the tenant that the jobs belong to (default: none)"
 
@@ -22,7 +33,7 @@ def add_submit(commands: Any, about: str) -> None:
         help=about,
         description="Submit each line of a file as a job, and write each result as a line. The same command goes on where it "
         "was stopped.",
-        epilog=help_texts.SUBMIT,
+        epilog=SUBMIT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -43,7 +54,7 @@ def add_submit(commands: Any, about: str) -> None:
 def add_jobs(commands: Any, about: str) -> None:
     """Add `headrace jobs` and its actions."""
     actions = add_group(
-        commands, "jobs", about=about, description="Jobs that are stored, and their results.", examples=help_texts.JOBS
+        commands, "jobs", about=about, description="Jobs that are stored, and their results.", examples=JOBS_EXAMPLES
     )
     ls = _add(actions, "ls", _run_ls, "list the jobs that have not ended, and the latest results")
     ls.add_argument("--limit", type=int, default=100, metavar="N", help="of each (default: 100)")

@@ -6,10 +6,21 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace keys create alice                      a key for the tenant alice, printed once
+  headrace keys create ci --tenant acme --scope generate,models --model 'Qwen/*' --expires 90d
+  headrace keys create app --rpm 600 --tpm 100000 --concurrent 32 --tenant-tokens-per-day 20000000
+  headrace keys create gateway --scope generate,embed,models,act_as
+  headrace keys ls
+  headrace keys rotate ci --grace 1h
+  headrace keys revoke alice
+
+scopes: generate, embed, tokens, models, stored, files, batches (these are the default); priority, direct (choosing workers and
+asking why), act_as (other tenants by x-headrace-tenant), metrics, admin. All frontends obey within a second."""
 
 _LIMITS = {
     "rpm": ("requests_per_minute", "requests in a minute"),
@@ -26,7 +37,7 @@ def add_keys(commands: Any, about: str) -> None:
         "keys",
         about=about,
         description="API keys: who may ask the HTTP frontends of a deployment what, and how much.",
-        examples=help_texts.KEYS,
+        examples=EXAMPLES,
     )
     create = _add(actions, "create", _run_create, "make a key and show it, once")
     create.add_argument("name", metavar="NAME", help="what the key is called")

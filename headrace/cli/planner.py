@@ -7,9 +7,26 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.config.flags import add_setting_flags
 from headrace.tools.argument_types import count, positive
+
+PLANNER_EXAMPLES = """examples:
+  headrace planner                                   say what it would do, beside a running `headrace up`
+  headrace planner --mode act --most 4               start and drain workers of that `up`
+  headrace planner --mode act --start-command ./more-workers
+  headrace planner --mode act --kubernetes           scale the workers of this pod's namespace
+  headrace planner replay --last 7d                  what it would have made of the recorded placements
+  headrace planner profile --out speeds.json         measure what engine steps cost, to plan by from the beginning
+
+/desired of its page has the numbers for autoscalers, /metrics the same as headrace_planner_*.
+"""
+
+PLANNER_PROFILE_EXAMPLES = """examples:
+  headrace planner profile --out speeds.json         then: headrace planner --profile speeds.json
+  headrace planner profile http://gateway:8000 --streams 1,8,64 --words 100,2000 --seconds 30
+  headrace planner profile --listen --seconds 600    beside the traffic that is there
+
+Ask with the numbers of requests and lengths of prompts that are to be planned for, of one model and fleet at a time."""
 
 _LOGINS = ("planner", "operator")  # the best one first, where the server asks for one
 
@@ -20,7 +37,7 @@ def add_planner(commands: Any, about: str) -> None:
         "planner",
         help=about,
         description="Plan how many workers of each role every pool needs, and say so; with --mode act start and drain them.",
-        epilog=help_texts.PLANNER,
+        epilog=PLANNER_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -45,7 +62,7 @@ def add_planner(commands: Any, about: str) -> None:
         "profile",
         help="measure what engine steps cost, as a file for planner.profile",
         description="Ask a running deployment at rising loads, fit what an engine step costs, and print that for --profile.",
-        epilog=help_texts.PLANNER_PROFILE,
+        epilog=PLANNER_PROFILE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

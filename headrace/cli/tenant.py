@@ -7,10 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.groups import add_group
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace tenant export acme --out acme-data     all that is stored of acme, with a manifest
+  headrace tenant delete acme                     says what would be deleted
+  headrace tenant delete acme --yes               deletes it; run again after an interruption
+
+A tenant is named as its keys and headers name it; `_` is that of requests without one. The keys of a deleted tenant are revoked
+and stay listed. Not among it: logs, and what the nats-server's disk still holds of deleted messages."""
 
 
 def add_tenant(commands: Any, about: str) -> None:
@@ -20,7 +27,7 @@ def add_tenant(commands: Any, about: str) -> None:
         "tenant",
         about=about,
         description="All that a deployment has stored of one tenant: keys, jobs, results, responses, files, batches, usage.",
-        examples=help_texts.TENANT,
+        examples=EXAMPLES,
     )
     export = _add(actions, "export", _run_export, "write all that is stored of a tenant into a folder")
     export.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="where; it must not be there yet")

@@ -1,4 +1,4 @@
-"""Adds the commands for streams, benchmarks, replays, models, settings and versions to the command line."""
+"""Adds the commands for models, settings and versions to the command line."""
 
 from __future__ import annotations
 
@@ -9,32 +9,6 @@ from typing import Any
 from headrace.cli.adapters import add_model_commands
 from headrace.commands.groups import add_group
 from headrace.config.flags import add_setting_flags, read_settings
-
-
-def add_streams(commands: Any, about: str) -> None:
-    """Add `headrace streams` and its actions, whose modules are slow to import."""
-    from headrace.commands.streams import add_parser
-
-    add_parser(commands, about)
-
-
-def add_bench(commands: Any, about: str) -> None:
-    """Add `headrace bench` and its actions, whose modules are slow to import."""
-    from headrace.tools.peer_bench.command import add_compare
-    from headrace.tools.replay_bench.command import add_replay
-    from headrace.tools.serve_bench.command import add_serve
-
-    actions = add_group(commands, "bench", about=about)
-    add_serve(actions)
-    add_compare(actions)
-    add_replay(actions)
-
-
-def add_replay(commands: Any, about: str) -> None:
-    """Add `headrace replay` and its actions, whose modules are slow to import."""
-    from headrace.commands.replay import add_parser
-
-    add_parser(commands, about)
 
 
 def add_model(commands: Any, about: str) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace top                            q quits, s sorts by load, KV, tokens/s or name
+  headrace top --once
+  headrace top --json | jq '.workers[].running'
+
+Tokens/s and step times are those of each engine's last step. NO_COLOR turns colours off; no colour says more than the words."""
 
 
 def add_top(commands: Any, about: str) -> None:
@@ -16,7 +22,7 @@ def add_top(commands: Any, about: str) -> None:
         "top",
         help=about,
         description="Show workers, pools, queues and streams of a deployment, live in the terminal. Reads only.",
-        epilog=help_texts.TOP,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
+
+EXAMPLES = """examples:
+  headrace trace chatcmpl-5f0c2a          the id of an answer, or of the request in the log
+  headrace trace my-request-7 --json      what the client sent as x-request-id
+
+Frontends remember their open requests and the last 4,096 that ended, routers why they placed one. Of older requests, and
+after a restart of the frontend, the stored records of placements are shown (two days)."""
 
 
 def add_trace(commands: Any, about: str) -> None:
@@ -16,7 +22,7 @@ def add_trace(commands: Any, about: str) -> None:
         "trace",
         help=about,
         description="Tell what happened to a request: its waits, placements and moves, its prefill and its end. Reads only.",
-        epilog=help_texts.TRACE,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -6,12 +6,30 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli import help_texts
 from headrace.cli.adapters import add_adapter_commands
 from headrace.cli.operations import add_operations
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.options import find
+
+ROLE_EXAMPLES = """examples:
+  headrace worker role worker-2 prefill
+  headrace worker role prefill-1 decode --grace 10 --nats nats://broker:4222
+
+Returns when the worker serves in its new role. What it cannot finish within --grace goes on elsewhere. Only roles that its
+engine was started for are possible: `headrace worker status` shows them."""
+
+DRAIN_EXAMPLES = """example:
+  headrace worker drain worker-1 --grace 120 --nats nats://broker:4222
+
+Returns when the worker has accepted, with --wait when it has left. Its process ends with code 0 when its work is done or handed
+over."""
+
+EXPLAIN_EXAMPLES = """example:
+  headrace router explain 68a1f0c2… --nats nats://broker:4222
+
+The id is the one of the answer (`id` without its prefix `chatcmpl-` or `cmpl-`, which may stay). Asks every live router; each
+remembers its last decisions only."""
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
@@ -27,7 +45,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
         _run_drain,
         help="ask a worker to finish its work and leave",
         description="Ask a worker to stop claiming, to finish or hand over its work, and to leave.",
-        epilog=help_texts.DRAIN,
+        epilog=DRAIN_EXAMPLES,
     )
     drain.add_argument("worker", metavar="ID", help="id or name of the worker")
     drain.add_argument(
@@ -43,7 +61,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
         _run_role,
         help="give a worker another role",
         description="Ask a worker to finish or hand over the work of its present role and to serve another one.",
-        epilog=help_texts.ROLE,
+        epilog=ROLE_EXAMPLES,
     )
     add_adapter_commands(actions)
     add_operations(actions)
@@ -68,7 +86,7 @@ def add_router_questions(router: argparse.ArgumentParser) -> None:
         _run_explain,
         help="say why a request was placed where it is",
         description="Ask all live routers about one request and show the candidates, their costs and the choice.",
-        epilog=help_texts.EXPLAIN,
+        epilog=EXPLAIN_EXAMPLES,
     )
     explain.add_argument("request", metavar="REQUEST-ID", help="id of the request")
     status = _add(

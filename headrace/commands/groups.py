@@ -8,6 +8,10 @@ from typing import Any
 
 from headrace.errors import EXIT_USAGE
 
+EXIT_CODES = (
+    "exit codes: 0 clean, 1 failure, 2 wrong command line, 69 NATS server unreachable, 70 engine died, 78 wrong settings"
+)
+
 
 def add_group(commands: Any, name: str, *, about: str, description: str | None = None, examples: str | None = None) -> Any:
     """Add a command and return the parsers to which its actions are added. The command alone shows its help.

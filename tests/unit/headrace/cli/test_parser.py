@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.metadata import version
+import types
+from importlib.metadata import EntryPoint, version
+from typing import Any
 
 import pytest
 
-from headrace.cli import build_parser, main
-from headrace.cli.help_texts import USUAL
+from headrace import cli
+from headrace.cli import COMMAND_GROUP, build_parser, command_names, main
+from headrace.cli.parts import USUAL
 from headrace.config.flags import read_settings
 from headrace.config.options import Command, all_options, options_of
 
@@ -147,3 +150,44 @@ def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: p
     main(["config"])
     main(["config", "--json"])
     assert "hunter2" not in capsys.readouterr().out
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    point = EntryPoint(name, value, COMMAND_GROUP)
+    monkeypatch.setattr(cli, "entry_points", lambda *, group: [point] if group == COMMAND_GROUP else [])
+
+
+def test_a_command_of_another_package_runs_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("others_command")
+
+    def add(commands: Any, about: str) -> None:
+        parser = commands.add_parser("greet", help=about)
+        parser.add_argument("name")
+        parser.set_defaults(run=lambda parsed: len(parsed.name), prog="headrace greet")
+
+    module.__dict__["add"] = add
+    monkeypatch.setitem(sys.modules, "others_command", module)
+    _installed(monkeypatch, "greet", "others_command:add")
+
+    assert main(["greet", "you"]) == 3
+    assert "greet" in command_names()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "greet" in capsys.readouterr().out
+
+
+def test_a_command_that_cannot_be_loaded_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _installed(monkeypatch, "broken", "no_such_module_here:add")
+
+    assert main(["broken"]) == 1
+    assert "command 'broken' (no_such_module_here:add) cannot be loaded" in capsys.readouterr().err
+
+
+def test_a_built_in_command_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, "worker", "no_such_module_here:add")
+
+    assert cli.installed_commands() == {}
