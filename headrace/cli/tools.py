@@ -37,7 +37,9 @@ def add_config(commands: Any, about: str) -> None:
         "command", nargs="?", choices=("up", "frontend", "worker", "router", "streams"), default="up", help="default: up"
     )
     config.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
-    config.add_argument("--json", action="store_true", help="as JSON: key → value and source")
+    shown = config.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="as JSON: key → value and source")
+    shown.add_argument("--markdown", action="store_true", help="the settings of all commands and their defaults, as tables")
     config.set_defaults(run=_run_config, prog="headrace config")
 
 
@@ -55,8 +57,11 @@ def _run_model_prepare(parsed: argparse.Namespace) -> int:
 
 
 def _run_config(parsed: argparse.Namespace) -> int:
-    from headrace.commands.info import show_config
+    from headrace.commands.info import settings_markdown, show_config
 
+    if parsed.markdown:
+        sys.stdout.write(settings_markdown())
+        return 0
     sys.stdout.write(show_config(read_settings(parsed, parsed.command), as_json=parsed.json))
     return 0
 

@@ -1,4 +1,4 @@
-"""Formats the output of `headrace config` and `headrace version`."""
+"""Formats the output of `headrace config` and `headrace version`, and the tables of `docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import json
 import platform
 import subprocess
+from collections import Counter
 from importlib import metadata
 from typing import Any
 
-from headrace.config.options import options_of
+from headrace.config.options import SECTIONS, Command, Option, options_of, section_options
 from headrace.config.settings import Settings
 from headrace.config.values import mask
 from headrace.jetstream.errors import JetStreamError
@@ -42,6 +43,39 @@ def show_config(settings: Settings, *, as_json: bool) -> str:
             section = table
         lines.append(f"{name} = {_toml(value)}  # {source}" if value not in (None, "") else f"# {name} is not set")
     return "\n".join(lines) + "\n"
+
+
+def settings_markdown() -> str:
+    """Return a table per section with every setting: key and flags, type and default, meaning."""
+    tables = []
+    for name, section in SECTIONS.items():
+        options = section_options(name)
+        ((usual, _),) = Counter(option.commands for option in options).most_common(1)
+        rows = [_markdown_row(option, usual) for option in options]
+        title = f"`[{name}]`: {section.title}" if name else "General"
+        head = [f"### {title}", "", f"For {_names(usual)}.", "", "| setting | type, default | meaning |"]
+        tables.append("\n".join([*head, "|---|---|---|", *rows]))
+    return "\n\n".join(tables) + "\n"
+
+
+def _markdown_row(option: Option, usual: tuple[Command, ...]) -> str:
+    names = ", ".join(f"`{name}`" for name in (option.key, option.setting.short, option.flag) if name)
+    meaning = option.setting.help.replace("|", "\\|")
+    only = "" if option.commands == usual else f" For {_names(option.commands)}."
+    return f"| {names} | {_markdown_type(option)} | {meaning}{only} |"
+
+
+def _names(commands: tuple[Command, ...]) -> str:
+    return ", ".join("`drain`" if command == "control" else f"`{command}`" for command in commands)
+
+
+def _markdown_type(option: Option) -> str:
+    choices = [*option.choices, *filter(None, [option.setting.other])]
+    kind = " \\| ".join(choices) if option.kind == "choice" else option.kind
+    if option.default in (None, (), {}, ""):
+        return kind
+    default = {True: "true", False: "false"}.get(option.default) if option.kind == "switch" else f"{option.default}"
+    return f"{kind}, `{default}`"
 
 
 def versions() -> dict[str, str | None]:

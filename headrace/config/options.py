@@ -3,7 +3,7 @@
 One `Setting` on a field of a settings dataclass gives an option its flag, its environment variable, its TOML key, its type
 and range, its default and its help text, so that these cannot drift apart.  `headrace.config.settings` reads values by these
 options, `headrace.config.flags` makes flags of them, `headrace.config.build_settings` fills the dataclasses, `headrace config`
-prints them and `docs/operations.md` is checked against them.
+prints them and `docs/settings.md` is made from them.
 
 A section is imported when it is first asked for, because a dataclass costs a millisecond to define and each command needs
 only some of them. No module that declares settings is heavy.

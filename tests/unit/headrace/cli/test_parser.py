@@ -145,6 +145,13 @@ def test_config_is_toml_that_gives_the_same_settings_again(capsys: pytest.Captur
     assert values["worker.engine_args"]["value"] == {"a": 1}
 
 
+def test_config_prints_every_setting_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert [option.key for option in all_options() if f"| `{option.key}`" not in shown] == []
+    assert "| `frontend.port`, `--port` | integer, `8000` |" in shown
+
+
 def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_NATS_PASSWORD", "hunter2")
     main(["config"])
