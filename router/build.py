@@ -12,6 +12,7 @@ from headrace.router.index.factory import create_index
 from headrace.router.index.view import Caches
 from headrace.router.main import Build
 from headrace.router.placement.fleets.grid import read_grid
+from headrace.router.placement.policies import policy_factory
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.replay.record import Recorder
@@ -26,8 +27,9 @@ from headrace.router.settings import RouterOptions
 def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
     """Return the function that `run_router` calls for each pool. It raises SettingsInvalid for an index that cannot be.
 
-    Raises SettingsInvalid for a grid of fleets that cannot be read.
+    Raises SettingsInvalid for a grid of fleets that cannot be read, or a policy that cannot be loaded.
     """
+    policy_factory(settings.policy)  # not only when the first pool appears
     grid = read_grid(options.fleet_grid) if options.fleet_grid is not None else None
 
     def build(messaging: Messaging, subjects: Subjects, members: Members, card: ModelCard, router: str) -> RouterSession:

@@ -58,7 +58,7 @@ def add_parser(commands: Any, about: str) -> None:
     index.add_argument("--at", type=int, default=0, metavar="SEQ", help="stream sequence (default: the last one)")
     index.add_argument("--block", action="append", default=[], metavar="HASH", help="also say who holds this block; repeatable")
     placements = _add(actions, "placements", run_placements, "place recorded requests by another policy and compare")
-    placements.add_argument("--policy", choices=POLICIES, default="kv", help="default: kv")
+    placements.add_argument("--policy", default="kv", metavar="|".join((*POLICIES, "MODULE:FUNCTION")), help="default: kv")
     placements.add_argument("--since", type=float, default=86400.0, metavar="SECONDS", help="how far back (default: a day)")
     placements.add_argument("--until", type=float, default=0.0, metavar="SECONDS", help="… up to so long ago (default: now)")
     placements.add_argument("--blocks", type=int, default=0, metavar="N", help="cache of a worker (default: what leases say)")

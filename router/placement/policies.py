@@ -10,16 +10,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
 
 import numpy as np
 
+from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.costs import array_choice, scalar_choice
 from headrace.router.placement.costs.array_costs import Costs, costs
 from headrace.router.placement.costs.cost_matrix import CostMatrix
 from headrace.router.placement.first_tokens.promises import Promises
 from headrace.router.placement.fleets.choice import PREFERENCE_S
 from headrace.router.placement.fleets.chooser import FleetChooser
-from headrace.router.placement.settings import PolicyName, SchedulerSettings
+from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting
 from headrace.router.placement.worker_view import Floats, Ints, WorkerView
 
@@ -33,6 +36,19 @@ class Pick:
     cost_s: float
     aged: bool = False
     remote: bool = False  # a prefill worker computes the prompt
+
+
+class Policy(Protocol):
+    """The choice of one scheduler. It decides on one event loop and must not wait."""
+
+    passed_up: bool
+    """Whether in the last `pick` a request could have been placed and waits for a better worker."""
+
+    def pick(
+        self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
+    ) -> Pick | None:
+        """Return the next placement, or None if no request of the group can be placed now. Called until it returns None."""
+        ...
 
 
 class KvPolicy:
@@ -175,22 +191,61 @@ def _least_loaded(columns: list[int], workers: WorkerView) -> int:
     return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))
 
 
+PolicyFactory = Callable[[SchedulerSettings, random.Random], Policy]
+
+
+def least_loaded(settings: SchedulerSettings, rng: random.Random) -> Policy:
+    """The worker that is free first. `direct` is this one too: eligibility sees to the worker that a request names."""
+    return SimplePolicy(settings, _least_loaded)
+
+
+def round_robin(settings: SchedulerSettings, rng: random.Random) -> Policy:
+    """Each worker in turn."""
+    return SimplePolicy(settings, _RoundRobin())
+
+
+def at_random(settings: SchedulerSettings, rng: random.Random) -> Policy:
+    """Any worker."""
+    return SimplePolicy(settings, lambda columns, workers: rng.choice(columns))
+
+
+def power_of_two(settings: SchedulerSettings, rng: random.Random) -> Policy:
+    """The less loaded of two random workers (Mitzenmacher 2001)."""
+    return SimplePolicy(settings, lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers))
+
+
+_FACTORIES: dict[str, PolicyFactory] = {
+    "least-loaded": least_loaded,
+    "direct": least_loaded,
+    "round-robin": round_robin,
+    "random": at_random,
+    "power-of-two": power_of_two,
+}
+
+
+def policy_factory(name: str) -> PolicyFactory | None:
+    """Return the factory of a policy, or None for `kv`, which the scheduler gives worker groups and promises.
+
+    `module:function` names one of another package. Raises SettingsInvalid if it is unknown or cannot be imported.
+    """
+    if name == "kv":
+        return None
+    if name in _FACTORIES:
+        return _FACTORIES[name]
+    module, _, function = name.partition(":")
+    try:
+        factory: PolicyFactory = getattr(import_module(module), function)
+    except Exception as error:  # the code of an operator may raise anything
+        raise SettingsInvalid(f"policy {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return factory
+
+
 def make_policy(
     settings: SchedulerSettings,
     rng: random.Random,
     fleets: FleetChooser | None = None,
     promises: Promises | None = None,
-) -> KvPolicy | SimplePolicy:
-    """Make the policy that is set. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
-    name: PolicyName = settings.policy
-    if name == "kv":
-        return KvPolicy(settings, rng, fleets, promises)
-    if name == "round-robin":
-        return SimplePolicy(settings, _RoundRobin())
-    if name == "random":
-        return SimplePolicy(settings, lambda columns, workers: rng.choice(columns))
-    if name == "power-of-two":
-        return SimplePolicy(
-            settings, lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers)
-        )
-    return SimplePolicy(settings, _least_loaded)
+) -> Policy:
+    """Return a new instance of the policy that is set. Raises SettingsInvalid as `policy_factory` does."""
+    factory = policy_factory(settings.policy)
+    return KvPolicy(settings, rng, fleets, promises) if factory is None else factory(settings, rng)

@@ -123,11 +123,12 @@ class SchedulerSettings:
     """Settings of placement. `docs/routing.md` explains each figure and its origin."""
 
     policy: Annotated[
-        PolicyName,
+        PolicyName | str,
         Setting(
             "How to choose a worker: by cached prefix and load, by load, in turn, at random, the better of two, as requests "
-            "say.",
+            "say, or a function of your own.",
             "--policy",
+            other="MODULE:FUNCTION",
         ),
     ] = "kv"
     temperature: Annotated[
@@ -245,7 +246,8 @@ class SchedulerSettings:
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
 
     def __post_init__(self) -> None:
-        need(self.policy in POLICIES, "policy", self.policy, f"one of {', '.join(POLICIES)}")
+        own = ":" in self.policy
+        need(own or self.policy in POLICIES, "policy", self.policy, f"one of {', '.join(POLICIES)}, or MODULE:FUNCTION")
         need(self.binding in get_args(Binding), "binding", self.binding, "late or early")
         need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
         need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")

@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
+from headrace.router.build import builder
 from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.settings import RouterOptions
 from tests.support.router.placement_pool import Pool, chain
 
 LONG = chain(1, 40)
@@ -67,3 +69,24 @@ def test_a_temperature_spreads_what_would_all_go_to_the_cheapest() -> None:
 def test_settings_that_cannot_be_are_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(SettingsInvalid, match=setting):
         SchedulerSettings(**{setting: value})
+
+
+OWN = "examples.fewest_requests:fewest_requests"
+
+
+def test_a_policy_of_another_package_chooses() -> None:
+    pool = Pool("ab", policy=OWN, lookahead=10.0)
+    pool.report("a", running=1, queued_prefill_tokens=6000)
+    pool.report("b", running=5, queued_prefill_tokens=100)
+    pool.offer("r", tokens=100)
+    assert pool.placed() == {"r": "a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("no_such_module:f", "ModuleNotFoundError"), ("examples.fewest_requests:nothing", "AttributeError"), ("a b:c", "a b")],
+)
+def test_a_policy_that_cannot_be_loaded_ends_the_router_at_its_start(name: str, why: str) -> None:
+    with pytest.raises(SettingsInvalid, match=why) as raised:
+        builder(RouterOptions(), SchedulerSettings(policy=name))
+    assert repr(name) in str(raised.value)
