@@ -61,7 +61,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     whitespace_pattern: str | None = None
 
 
-TargetMs = Annotated[float, Meta(ge=0, le=1e9)]  # 0 is a target: it is always missed, so the soonest place is best
+TargetMs = Annotated[float, Meta(ge=0.0, le=1e9)]  # 0 is a target: it is always missed, so the soonest place is best
 
 
 class RouterHints(msgspec.Struct, kw_only=True):
