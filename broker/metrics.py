@@ -60,10 +60,6 @@ STORE_REMOVED_BYTES = Counter(
 SPILLS_DELETED = Counter("headrace_ingress_spills_deleted_total", "Large payloads deleted, by why: ended, orphan", ["how"])
 CANCELLED = Counter("headrace_ingress_cancelled_total", "Cancel broadcasts by cause", ["cause"])
 RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted again after this ingress lost its lease")
-HOPS_DROPPED = Counter(
-    "headrace_ingress_dropped_hops_total",
-    "Hops of sampled requests' messages told by servers that were dropped: too many or late",
-)
 GAPS = Counter("headrace_ingress_token_gaps_total", "Times missing tokens were asked for", ["cause"])
 FENCED = Counter("headrace_ingress_fenced_frames_total", "Rows that were not from the current run")
 LEASE_LAPSES = Counter("headrace_broker_lease_lapses_total", "Times this process's lease had lapsed", ["role"])

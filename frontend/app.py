@@ -128,7 +128,7 @@ def build_frontend(
     lifecycle = lifecycle or Lifecycle()
     ring = ring or KeyRing(settings)
     metrics.tenants.hold(settings.metrics_tenants, ring.has_tenant)
-    tracer = tracer_of(settings, metrics, frontend=port.id, paths=port.message_path)
+    tracer = tracer_of(settings, metrics, frontend=port.id)
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None

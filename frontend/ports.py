@@ -15,7 +15,6 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Explanation, JobResult, ResultResponse, Row
 from headrace.broker.models.cards import ModelCard
-from headrace.jetstream.message_traces import Hop
 
 
 class Served(Protocol):
@@ -179,6 +178,3 @@ class JobPort(Protocol):
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Return why a job with `explain` was placed on its worker. Unknown parts are left out and raise nothing."""
-
-    def message_path(self, request_id: str, /) -> Sequence[Hop]:
-        """Return the way of a sampled request's messages through nats-servers, once; it is forgotten then."""

@@ -246,10 +246,6 @@ class Subjects:
         """Return the subject of what workers, routers and other ingresses ask an ingress."""
         return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}{self._by()}"
 
-    def hops(self, ingress: str) -> str:
-        """Return the subject on which nats-server tells the paths of sampled messages to the ingress of their requests."""
-        return f"{self.prefix}.hops.{check_token(ingress, 'ingress')}"
-
     def control(self, component: str) -> str:
         """Return the subject of what a worker or router is told and asked. Where workers log in they have another one."""
         if self.speaker is not None:

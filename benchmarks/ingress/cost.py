@@ -113,9 +113,6 @@ class FakeIngress:
         self.models = Models(Served(card, files))
         self._batch = batch
 
-    def message_path(self, request_id: str) -> list[Any]:
-        return []
-
     async def submit(self, job: Job) -> Answer:
         await asyncio.sleep(0)
         return Answer(job.max_tokens, self._batch)

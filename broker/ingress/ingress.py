@@ -32,7 +32,6 @@ from headrace.broker.ingress.timers import IngressTimers
 from headrace.broker.ingress.worker_wait import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
-from headrace.broker.message_paths import MessagePaths
 from headrace.broker.messages import Explanation, IngressMember, JobFault, Refused
 from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.crashes import Crash
@@ -42,7 +41,6 @@ from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.message_traces import Hop
 from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
@@ -119,7 +117,6 @@ class Ingress:
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._stories = StoryBook(self.id)
-        self._paths = MessagePaths(self._stories.knows)
         self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions, self._stories)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
         self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
@@ -145,7 +142,6 @@ class Ingress:
             await self._messaging.subscribe(judge, self._inbox.on_control)
             await self._messaging.subscribe(named(judge), self._inbox.on_named_control)
             await self._messaging.subscribe(self._subjects.events_filter(), self._inbox.on_events)
-            await self._messaging.subscribe(self._subjects.hops(self.id), self._paths.on_hop)
             self._tasks.spawn(self._lease.run())
             self._tasks.spawn(self._members.run())
             self._tasks.spawn(self.models.run())
@@ -245,10 +241,6 @@ class Ingress:
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Return why a request whose job had `explain` was placed on its worker, within `timeout_s`."""
         return await self._decisions.explain(request_id, timeout_s=timeout_s)
-
-    def message_path(self, request_id: str) -> list[Hop]:
-        """Return the way of a sampled request's messages through nats-servers, as far as it is told; it is forgotten then."""
-        return self._paths.take(request_id)
 
     async def submit(self, job: Job, *, resume: Resume | None = None, recorder: CrashRecorder | None = None) -> JobStream:
         """Queue a job durably and return its stream. With `resume` the stream goes on behind what that says was emitted.

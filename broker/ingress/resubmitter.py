@@ -13,7 +13,6 @@ from headrace.broker.codec import job_headers
 from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import HistoryEntry
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.retry import until_done
@@ -85,7 +84,7 @@ class Resubmitter:
         metrics.RESUBMITTED.inc()
         envelope = job.envelope()
         subject = self._subjects.req(job.pool, moved_class(envelope.request_class), job.tenant)
-        headers = job_headers(attempt, history) | path_headers(self._subjects, envelope.trace, envelope.judge)
+        headers = job_headers(attempt, history)
         nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
 
         async def publish() -> None:

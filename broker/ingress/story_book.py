@@ -57,10 +57,6 @@ class StoryBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def knows(self, request_id: str) -> bool:
-        """Return whether events of this request are still noted."""
-        return request_id in self._heard
-
     def begin(self, job: Job, record: JobRecord, submitted: float) -> None:
         """Begin the story of a request that is about to be stored. `submitted` is Unix time."""
         heard = self._heard[job.id] = _Heard(self._loop.time())

@@ -9,7 +9,6 @@ from headrace.broker.codec import job_headers
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
 from headrace.broker.ingress.broker_wait import BrokerWait
 from headrace.broker.jobs import Job
-from headrace.broker.message_paths import path_headers
 from headrace.broker.protocol.resume import GENERATION, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.errors import JetStreamError, NoLeader, PayloadTooLarge, PublishUnknown, QueueFull
@@ -50,8 +49,6 @@ class Submitter:
         request_class = job.request_class if resume is None else moved_class(job.request_class)
         subject = self._subjects.req(job.card.pool, request_class, job.tenant)
         headers = job_headers(attempt, sorted(resume.history) if resume is not None else [])
-        if job.trace:
-            headers |= path_headers(self._subjects, job.trace, judge)
         timing = self._settings.timing
         started = self._loop.time()
         patience: _Patience | None = None

@@ -18,7 +18,6 @@ from headrace.broker.codec import decode_request, encode, job_headers, parse_job
 from headrace.broker.dead_letters import MOST_BYTES
 from headrace.broker.errors import WireError
 from headrace.broker.log_ids import log_ids
-from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import DeadLetter, Envelope, HistoryEntry, JobEvent, JobEvents, JobFault, Refuse, Unreadable
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
@@ -109,7 +108,7 @@ class Mover:
         self, envelope: Envelope, data: bytes, attempt: int, history: list[HistoryEntry], source_seq: int
     ) -> None:
         subject = self._subjects.req(self._pool, moved_class(envelope.request_class), envelope.tenant)
-        headers = job_headers(attempt, history) | path_headers(self._subjects, envelope.trace, envelope.judge)
+        headers = job_headers(attempt, history)
         while True:
             try:
                 await self._messaging.publish(

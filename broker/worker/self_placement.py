@@ -26,7 +26,6 @@ from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import Envelope, HistoryEntry, WorkerMember
 from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender
@@ -175,7 +174,7 @@ class SelfPlacer:
         self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry], *, worker: str
     ) -> None:
         self._holding[delivery] = None
-        headers = job_headers(attempt, history) | path_headers(self._subjects, envelope.trace, envelope.judge)
+        headers = job_headers(attempt, history)
         try:
             while True:
                 try:

@@ -36,11 +36,6 @@ UNCACHED = "headrace.prefill.tokens"
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_DESTINATION = "messaging.destination.name"
 MESSAGE_ID = "messaging.message.id"
-NATS_ACCOUNT = "headrace.nats.account"
-NATS_STREAM = "headrace.nats.stream"
-NATS_SENDER = "headrace.nats.sender"
-NATS_ONWARD = "headrace.nats.onward"
-NATS_ERROR = "headrace.nats.error"
 
 _OPERATIONS = {
     "/v1/completions": "text_completion",

@@ -19,9 +19,7 @@ from headrace.broker.ingress.journey import Journey
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.tracing import names
 from headrace.frontend.tracing.context import TraceContext, new_context, new_span_id, read_context
-from headrace.frontend.tracing.path_spans import spans_of_path
 from headrace.frontend.tracing.spans import NS, SpanData, Value, spans_of_story
-from headrace.jetstream.message_traces import Hop
 
 log = structlog.get_logger()
 
@@ -89,19 +87,17 @@ class Tracer:
         *,
         sample: float,
         frontend: str,
-        paths: Callable[[str], Sequence[Hop]] = lambda _request: (),
         late_s: float = LATE_S,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         """`sample`: the share of requests whose client does not say whether to trace them. `frontend`: the id in spans.
 
-        `paths`: gives the way of a sampled request's messages through servers, once. `clock`: nanoseconds.
+        `clock`: nanoseconds.
         """
         self._exporter = exporter
         self._metrics = metrics
         self._sample = sample
         self._frontend = frontend
-        self._paths = paths
         self._late_s = late_s
         self._clock_ns = clock
         self._waiting: deque[_Ended] = deque()
@@ -201,9 +197,7 @@ class Tracer:
             spans.append(one.root)
             for journey in one.journeys:
                 if journey.story is not None:
-                    request = journey.story.id
                     spans += spans_of_story(journey.story, one.context, one.root.id, self._frontend)
-                    spans += spans_of_path(self._paths(request), request, one.context, one.root.id)
         taken = await self._exporter.export(spans)
         self._outcomes["exported" if taken else "failed"].inc(len(ended))
         now_s = asyncio.get_running_loop().time()

@@ -35,13 +35,11 @@ class Call:
         "subject",
         "timed_out",
         "timer",
-        "traced_to",
     )
 
     def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
         self.subject = subject
         self.cmd = cmd
-        self.traced_to = ""  # where servers tell the message's path; empty = they do not
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
         self.repeated = bool(repeatable)  # may be sent more than once on one connection
         self.sent_again = False

@@ -53,10 +53,6 @@ class _PubReply(msgspec.Struct, frozen=True):
 _pub_reply = msgspec.json.Decoder(_PubReply)
 
 
-class _TraceDenied(JetStreamError):
-    """The login may not have the paths of its messages told on the subject that a publish names."""
-
-
 class _Disconnected(JetStreamError):
     """The connection broke while a publish waited for its ack."""
 
@@ -75,7 +71,6 @@ class Mux:
         self._calls: dict[bytes, Call] = {}
         self._numbers = count(1)
         self._denied: str | None = None
-        self._traces_denied = False
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
         self._shown = f"{shown or inbox}.q."
@@ -114,8 +109,6 @@ class Mux:
         for call in self._calls.values():
             if call.subject.lower() == quoted or self._denied:
                 call.fail(error)
-            elif call.traced_to and call.traced_to.lower() == quoted:
-                call.fail(_TraceDenied(text))
 
     def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._answer(subject[self._skip :], data, headers)
@@ -179,27 +172,16 @@ class Mux:
         return answer
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str], *, timeout_s: float) -> PubAck:
-        """Store one message. With a `Nats-Msg-Id` it is sent again after a broken connection.
-
-        Where this login may not have its path told, it is sent without asking for that: the server refuses it else.
-        """
-        traced_to = headers.get(wire.TRACE_DESTINATION, "")
-        if traced_to and self._traces_denied:
-            headers, traced_to = _untraced(headers), ""
+        """Store one message. With a `Nats-Msg-Id` it is sent again after a broken connection."""
         number, call = self._open(
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
-        call.traced_to = traced_to
         loop = self._loop
         call.asked_at = loop.time()
         call.deadline = call.asked_at + timeout_s
         call.timer = loop.call_at(call.deadline, self._expire_publish, call)
         try:
             ack = await self._publish(call)
-        except _TraceDenied as error:
-            log.warning("traces.denied", subject=traced_to, error=str(error), meaning="this login was made before traces were")
-            self._traces_denied = True
-            return await self.publish(subject, data, headers, timeout_s=max(0.0, call.deadline - loop.time()))
         except JetStreamError as error:
             metrics.PUBLISHES.labels(type(error).__name__).inc()
             raise
@@ -213,7 +195,7 @@ class Mux:
     ) -> list[PubAck | JetStreamError]:
         """Store messages, each by itself, with one wait for the first answers to all. Returns the ack or the error of each.
 
-        What is not confirmed by its first answer goes on as `publish` does. No path of these messages is told.
+        What is not confirmed by its first answer goes on as `publish` does.
         """
         loop, group = self._loop, AckGroup[ServerReply]()
         outcomes: list[PubAck | JetStreamError] = []
@@ -363,10 +345,6 @@ def _repeat(outcome: ServerReply | BaseException, future: asyncio.Future[ServerR
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def _untraced(headers: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name != wire.TRACE_DESTINATION}
 
 
 _stored = metrics.PUBLISHES.labels("stored")

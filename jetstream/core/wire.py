@@ -27,8 +27,6 @@ SEQUENCE = "Nats-Sequence"
 NUM_PENDING = "Nats-Num-Pending"
 TIME_STAMP = "Nats-Time-Stamp"
 PENDING_MESSAGES = "Nats-Pending-Messages"
-TRACE_DESTINATION = "Nats-Trace-Dest"
-TRACE_HOP = "Nats-Trace-Hop"
 
 # Headers that the server adds to a stored message when it delivers it; they were not published.
 READ_HEADERS = frozenset(

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.nats_jwt import NO_LIMIT, SigningKey, user_claims
-from headrace.jetstream.logins.nkey_logins import API_EXPORT, SEED, LoginFileUnusable, exported_subjects, traceable, user_key
+from headrace.jetstream.logins.nkey_logins import API_EXPORT, SEED, LoginFileUnusable, exported_subjects, user_key
 from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
 from headrace.jetstream.logins.roles import Login, streams_account
 from headrace.jetstream.topology import Topology
@@ -96,7 +96,6 @@ def _export(subject: str) -> dict[str, Any]:
         "type": "service",
         "token_req": True,
         "response_type": "Stream" if many else "Singleton",
-        **({"allow_trace": True} if traceable(subject) else {}),
     }
 
 

@@ -150,7 +150,6 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
     lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
     for subject in exported:
         kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers
-        kind += ", allow_trace: true" if traceable(subject) else ""
         lines.append(f"      {{ service: {json.dumps(subject)}, accounts: [{account}_PARTS]{kind} }}")
     lines += ["    ]", "  }", f"  {account}_PARTS: {{", "    imports: ["]
     for subject in exported:
@@ -171,11 +170,6 @@ def exported_subjects(topology: Topology) -> list[str]:
     subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
     named = sorted(subject for subject in subjects if not subject.startswith(("$JS.", "$O.")))
     return [API_EXPORT, "$JS.ACK.>", "$O.>", *named]
-
-
-def traceable(subject: str) -> bool:
-    """Return whether the path of a message to an exported subject may be told up to its stream: that of what is published."""
-    return not subject.startswith("$")
 
 
 def _permission_lines(allowed: Permissions) -> list[str]:

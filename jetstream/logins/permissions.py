@@ -214,7 +214,6 @@ class RuleBook:
     def move_work(self) -> None:
         """Let the login place requests on workers of its pool, and take those of dead workers away again."""
         self.tell(f"work.{self.pool}.*", f"ev.{self.pool}", f"dlq.{self.pool}")
-        self.tell("hops.*")  # for the paths of the messages of sampled requests, which the server tells in the sender's name
         self.list_subjects(self.s.stream("WORK"))  # of pools and workers, whose leases it sees, too; without a steward as well
         self.of_own_pool("WORK", f"work.{self.pool}.*")
         self.of_own_pool("PREFILL", f"prefill.{self.pool}", f"prefill.{self.pool}.*")
@@ -244,9 +243,8 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.scan("REQ", "MOVED")
     book.remove("REQ", "MOVED")  # a request that waited in vain, and the message that tries whether the broker stores
     book.tell("ctl.*", "judge.*", "cancel.*", "find.*", "dlq.*", "refused.*", "quota.open", "quota.*.*.*")
-    book.tell("hops.*")
     book.tell("adm.worker.*.*")  # adapters, which clients may load over HTTP where that is switched on
-    book.hear("out.*", "out.*.*.*", "judge.*", "judge.*.*.*", "hops.*", "ev.*", "quota.open", "cancel.jobs", "audit")
+    book.hear("out.*", "out.*.*.*", "judge.*", "judge.*.*.*", "ev.*", "quota.open", "cancel.jobs", "audit")
     book.answer(*(inboxes(role) for role in _ASKING), f"{login.inbox}.>")
     book.record("members", "ingress.*", "worker.*.*")
     book.record("state", "*", "*.*", "*.*.*")

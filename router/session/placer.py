@@ -15,7 +15,6 @@ from headrace.broker.codec import job_headers, prefill_header
 from headrace.broker.failed_deliveries import fault_of_failure, note_failure
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.message_paths import path_headers
 from headrace.broker.messages import HEADER_KEPT, HEADER_RANK, JobFault
 from headrace.broker.places import rank_of, worker_of
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
@@ -89,8 +88,6 @@ class Placer:
             headers |= prefill_header(named)
         if placement.kept:
             headers[HEADER_KEPT] = "1"
-        if held.head.trace:
-            headers |= path_headers(self._subjects, held.head.trace, held.head.judge)
         msg_id = f"{held.id}.{held.attempt}@{held.delivery.stream_seq}"
         while True:
             try:

@@ -16,7 +16,6 @@ DIRECTORY = "unit/broker/models/test_directory.py"
 TWO_ACCOUNTS = """    lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
     for subject in exported:
         kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers
-        kind += ", allow_trace: true" if traceable(subject) else ""
         lines.append(f"      {{ service: {json.dumps(subject)}, accounts: [{account}_PARTS]{kind} }}")
     lines += ["    ]", "  }", f"  {account}_PARTS: {{", "    imports: ["]
     for subject in exported:

@@ -1,4 +1,4 @@
-"""A request whose worker is killed arrives at a receiver as one trace of frontend, router, both workers and nats-server."""
+"""A request whose worker is killed arrives at a receiver as one trace of frontend, router and both workers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,6 @@ def test_a_killed_worker_is_seen_in_the_trace_of_its_request(
     assert root.attributes["gen_ai.usage.output_tokens"] == 200
     assert root.attributes["headrace.attempts"] == 2
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
-    hops = [span for span in receiver.spans if span.trace == TRACE and span.service == "nats-server"]
-    assert [span.name for span in hops] == ["store HR_REQ", "store HR_WORK", "store HR_MOVED", "store HR_WORK"]
-    account = "$G" if login == "none" else "HR_PARTS"
-    assert {span.attributes["headrace.nats.account"] for span in hops} == {account}
-    assert [span.begin_ns for span in hops] == sorted(span.begin_ns for span in hops)
     inner = [span for span in receiver.spans if span.trace == TRACE and span is not root]
     assert {span.parent for span in inner} == {root.id}
     assert all(root.begin_ns <= span.begin_ns <= span.end_ns <= root.end_ns + 50_000_000 for span in inner)

@@ -102,7 +102,6 @@ def core_subjects(topology: Topology, pool: str, tenant: str) -> list[str]:
         s.events(pool),
         s.refused(pool),
         s.judge("i1"),
-        s.hops("i1"),
         s.spoken_by(pool, "w1").out("i1"),
         s.spoken_by(pool, "w1").judge("i1"),
         s.peer(pool, "w1"),

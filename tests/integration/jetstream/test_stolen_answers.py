@@ -112,7 +112,7 @@ async def test_no_answer_of_the_server_is_stored_where_its_asker_may_not_publish
     async with await guarded.as_(login) as part:
         asked = await ask_all(part, [*targets, *orders], login)
         for target in [*targets, *orders]:  # and the path of a message of its own told there
-            told = wire.encode_headers({wire.TRACE_DESTINATION: target})
+            told = wire.encode_headers({"Nats-Trace-Dest": target})
             part.core.send_now(wire.hpub(calls_of(login)[-1], CHOSEN, told))
         await part.barrier(10.0)
     await asyncio.sleep(0.3)

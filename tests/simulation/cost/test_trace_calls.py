@@ -42,10 +42,10 @@ class TracedCost(Cost):
         self._begun = 0
         self._running: asyncio.Task[None] | None = None
 
-    def tracer_of(self, _settings: Any, metrics: Metrics, *, frontend: str, paths: Any) -> Tracer | None:
+    def tracer_of(self, _settings: Any, metrics: Metrics, *, frontend: str) -> Tracer | None:
         if self._every is not None:
             exporter = ConvertOnly("http://127.0.0.1:9/v1/traces")
-            self.tracer = Tracer(exporter, metrics, sample=0.0, frontend=frontend, paths=paths, late_s=0.0)
+            self.tracer = Tracer(exporter, metrics, sample=0.0, frontend=frontend, late_s=0.0)
         return self.tracer
 
     def context(self, _share: float) -> TraceContext:

@@ -27,7 +27,6 @@ from headrace.frontend.app import Frontend, Stores, build_frontend
 from headrace.frontend.files.limits import file_limits
 from headrace.frontend.request_audit.audited_app import Notes
 from headrace.frontend.settings import FrontendSettings
-from headrace.jetstream.message_traces import Hop
 from headrace.jetstream.subjects import Subjects
 from tests.support.memory_store import MemoryMessaging
 
@@ -188,9 +187,6 @@ class FakeIngress:
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         self.explained.append(request_id)
         return self.explanation
-
-    def message_path(self, request_id: str) -> list[Hop]:
-        return []
 
     async def submit(self, job: Job) -> FakeAnswer:
         await asyncio.sleep(0)

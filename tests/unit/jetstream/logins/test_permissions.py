@@ -145,13 +145,6 @@ def test_only_an_ingress_hears_answers_and_only_a_worker_gives_them(login: Login
 
 
 @by_login
-def test_paths_of_messages_are_told_in_the_name_of_those_who_store_requests_and_heard_by_ingresses(login: Login) -> None:
-    subject = TOPOLOGY.subjects.hops("i1")
-    assert allowed(published(login), subject) == (login.role in ("ingress", "router", "worker"))
-    assert allowed(heard(login), subject) == (login.role == "ingress")
-
-
-@by_login
 def test_no_worker_commands_a_worker(login: Login) -> None:
     subject = TOPOLOGY.subjects.operate_worker(OWN, "w1")
     assert allowed(published(login), subject) == (login.role in ("ingress", "router", "planner"))
