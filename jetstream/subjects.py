@@ -334,7 +334,7 @@ class Subjects:
         return f"{self.prefix}_{kind}"
 
     def pool_bucket(self, kind: str, pool: str) -> str:
-        """Return the full name of an object store that only the workers of a pool use, for example `hr_blocks-<pool>`."""
+        """Return the full name of an object store that only the workers of a pool use, for example `hr_embeddings-<pool>`."""
         return f"{self.bucket(kind)}-{pool}"
 
     def all_of(self, kind: str) -> str:

@@ -24,9 +24,8 @@ JOB_ACK_WAIT_S = 6.0
 WORK_INACTIVE_S = 15 * 60.0
 
 AUDIT = "AUDIT"
-BLOCKS = "blocks"
 EMBEDDINGS = "embeddings"
-POOL_STORES = (BLOCKS, EMBEDDINGS)  # object stores of each pool
+POOL_STORES = (EMBEDDINGS,)  # object stores of each pool
 
 # The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "JOB", "PREFILL")
@@ -70,8 +69,6 @@ class Topology:
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
     record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
 
-    block_bytes: int = 4096 * MIB  # KV blocks of prompts: the oldest are removed; an operator may give more or less
-    block_max_age_s: float = DAY_S
     embedding_bytes: int = 1024 * MIB  # of media: the oldest are removed; an operator may give more or less
     embedding_max_age_s: float = HOUR_S
 
@@ -274,16 +271,6 @@ class Topology:
         """Return the object stores that only the workers of this pool use, which are made on demand."""
         return (
             ObjectStoreSpec(
-                name=self.subjects.pool_bucket(BLOCKS, pool),
-                description="KV blocks of prompts, which every worker of the same model can go on from",
-                ttl_s=self.block_max_age_s,
-                discard="old",
-                max_bytes=self.block_bytes,
-                operators_size=True,
-                on_demand=True,
-                replicas=1,  # what is lost is computed again
-            ),
-            ObjectStoreSpec(
                 name=self.subjects.pool_bucket(EMBEDDINGS, pool),
                 description="what encoders made of media, for every worker of the pool with the same encoder",
                 ttl_s=self.embedding_max_age_s,
@@ -311,13 +298,9 @@ class Topology:
         """Return the stream of audit records, which is made on demand."""
         return next(spec for spec in self.streams() if spec.name == self.subjects.stream(AUDIT))
 
-    def blocks(self, pool: str) -> StreamSpec:
-        """Return the stream of a pool's object store of KV blocks, which is made on demand."""
-        return self.pool_stores(pool)[0].stream()
-
     def embeddings(self, pool: str) -> StreamSpec:
         """Return the stream of a pool's object store of embeddings, which is made on demand."""
-        return self.pool_stores(pool)[1].stream()
+        return self.pool_stores(pool)[0].stream()
 
     def _queue(self, kind: str, subjects: tuple[str, ...], description: str, **limits: Any) -> StreamSpec:
         return StreamSpec(

@@ -23,7 +23,6 @@ import msgspec
 
 from headrace.broker.messages import Picture, PoolingTask, Sampling, TokenLogprob
 from headrace.broker.models.cards import MediaSlot
-from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.prompt_embeds import StoredTensor
 
 
@@ -86,7 +85,6 @@ class EngineConfig:
     seed: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
     peer_host: str = "127.0.0.1"  # this machine's address for the engines of other workers, for hand-overs
-    broker: BrokerAccess | None = field(default=None, repr=False)  # for parts of an engine that keep something there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

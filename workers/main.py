@@ -29,14 +29,13 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.route import address_of_route
-from headrace.jetstream.subjects import Subjects, pool_id
+from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
 from headrace.workers.adapter_files.cache import AdapterCache, AdapterFolder, default_cache
 from headrace.workers.adapter_files.files import AdapterFiles, AdapterLimits, open_engine_adapters
 from headrace.workers.adapter_files.source import AllowedSources
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.broker_access import BrokerAccess
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.encoding.server import EncodeServer
 from headrace.workers.encoding.wiring import NixlPart, embedding_source, encode_server, lent_memory, make_store, record_reader
@@ -130,9 +129,8 @@ async def run_worker(
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
     peer_host = settings.peer_host or await address_of_route(options.servers)
-    access = BrokerAccess(options, subjects, pool_id(served_name(settings) or settings.engine, settings.namespace))
     state.starts(f"engine {settings.engine!r} is starting")
-    info = await _start(engine, settings, parsers, runtime.on_step, peer_host, access)
+    info = await _start(engine, settings, parsers, runtime.on_step, peer_host)
     try:
         if info.follows:
             await follow(engine, info)
@@ -169,9 +167,7 @@ async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Par
         raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
 
 
-async def _start(
-    engine: Engine, settings: WorkerSettings, parsers: ParserChoice, sink: Sink, peer_host: str, access: BrokerAccess
-) -> EngineInfo:
+async def _start(engine: Engine, settings: WorkerSettings, parsers: ParserChoice, sink: Sink, peer_host: str) -> EngineInfo:
     args = dict(settings.engine_args)
     if settings.engine in ("vllm", "sglang") and parsers.reasoning is not None:
         args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.
@@ -181,7 +177,6 @@ async def _start(
         role=Role(settings.role),
         args=args,
         peer_host=peer_host,
-        broker=access,
     )
     try:
         async with asyncio.timeout(settings.start_timeout_s):

@@ -18,14 +18,7 @@ from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.topology import BLOCKS, Topology
-
-BLOCKS_STAY = (
-    "the broker keeps KV blocks of prompts, which name no tenant ({blocks} subjects, of all tenants): they are gone within a "
-    "day, or at once, for all tenants, with `headrace streams purge STREAM --yes` for each of {streams}\n"
-)
 
 
 def export_tenant(settings: Settings, tenant: str, out: Path, *, as_json: bool) -> int:
@@ -52,46 +45,35 @@ def delete_tenant(settings: Settings, tenant: str, *, sure: bool, as_json: bool)
     """Run `headrace tenant delete`: count, or delete if `sure`. Raises CommandError."""
     _check(tenant)
 
-    async def delete(connection: Connection, names: Subjects) -> tuple[dict[str, int], bool, dict[str, int]]:
+    async def delete(connection: Connection, names: Subjects) -> tuple[dict[str, int], bool]:
         inventory = TenantInventory(connection, names, tenant)
-        blocks = await _kept_blocks(connection, names)
         if not sure:
-            return await inventory.counts(), True, blocks
+            return await inventory.counts(), True
         announce(connection, names, "tenant delete", tenant=tenant, state="begun")
         counts, whole = await told_while(TenantErasure(inventory).run(), "deleting")
         announce(connection, names, "tenant delete", tenant=tenant, state="done" if whole else "not finished", **counts)
         await connection.barrier()
-        return counts, whole, blocks
+        return counts, whole
 
-    counts, whole, blocks = connected(settings, delete, name="headrace tenant")
+    counts, whole = connected(settings, delete, name="headrace tenant")
     if as_json:
         told = {
             "tenant": tenant,
             "deleted": sure,
             "nothing_left": whole and sure,
             "counts": counts,
-            "kv_blocks_of_all": sum(blocks.values()),
         }
         sys.stdout.write(json.dumps(told) + "\n")
     else:
         sys.stdout.write(_table(counts))
         if not sure and counts:
             sys.stdout.write("nothing is deleted yet: add --yes\n")
-        if blocks:
-            sys.stdout.write(BLOCKS_STAY.format(blocks=sum(blocks.values()), streams=", ".join(blocks)))
     if not whole:
         sys.stderr.write(
             f"data of {tenant!r} is still being written, by jobs that run for example: run the same command again\n"
         )
         return EXIT_FAILURE
     return EXIT_OK
-
-
-async def _kept_blocks(connection: Connection, names: Subjects) -> dict[str, int]:
-    """Return how many objects with KV blocks of all tenants there are in which stream. They name no tenant."""
-    begin = f"OBJ_{names.pool_bucket(BLOCKS, '')}"
-    found = await status(connection, Topology(names))
-    return {one.stream: one.subjects for one in found if one.subjects and one.stream.startswith(begin)}
 
 
 def _check(tenant: str) -> None:

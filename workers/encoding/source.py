@@ -27,12 +27,12 @@ from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS
 from headrace.workers import metrics
+from headrace.workers.encoding.breaker import Breaker
 from headrace.workers.encoding.kept import KeptEmbeddings
 from headrace.workers.encoding.names import in_order, object_name
 from headrace.workers.encoding.record import DamagedEmbeddings, unseal
 from headrace.workers.engine import Sequence
 from headrace.workers.runtime.media_embeddings import MediaOrigin
-from headrace.workers.vllm.tiers.breaker import Breaker
 
 log = structlog.get_logger()
 

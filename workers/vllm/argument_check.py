@@ -11,14 +11,13 @@ from headrace.workers.engine_source import parsed_source
 from headrace.workers.plain_types import check_plain_types
 from headrace.workers.vllm.embeddings.settings import check_encoders
 from headrace.workers.vllm.settings import ADDED_ARGS, check_names
-from headrace.workers.vllm.tiers.settings import tiers_of
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a setting that vLLM does not have, a value of another plain type, or an impossible KV tier.
+    """Raise EngineStartFailed for a setting that vLLM does not have or a value of another plain type.
 
     What cannot be said by the source alone passes: vLLM decides about it when it starts.
     """
@@ -27,7 +26,6 @@ def check_arguments(args: Mapping[str, Any]) -> None:
         return
     check_names(args, [*known, *ADDED_ARGS])
     check_plain_types("vLLM", args, known)
-    tiers_of(args)
     check_encoders(args)
 
 

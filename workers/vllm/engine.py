@@ -54,7 +54,6 @@ from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.stats_log import StatsLog
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
-from headrace.workers.vllm.tiers.settings import prepare_tiers
 from headrace.workers.vllm.transfer.kv_transfer import VllmKvTransfer
 
 _log = structlog.get_logger()
@@ -134,11 +133,10 @@ class VllmEngine:
             self._kv = KvListener(self._sockets.path, ranks=ranks(config), first=external_rank(config) or 0)
         try:
             with self._sockets.given(os.environ):
-                access = prepare_tiers(config, self._sockets.path)
                 kv_events = self._kv.config() if self._kv is not None else None
                 lent = LentItems(self._sockets.path / "items") if hands_over_embeddings(config) else None
                 items = lent.folder.path if lent is not None else None
-                started = await start_vllm(config, self._meter, kv_events, access=access, items=items)
+                started = await start_vllm(config, self._meter, kv_events, items=items)
         except BaseException:
             self._deafen()
             await asyncio.to_thread(self._processes.kill)

@@ -18,10 +18,9 @@ from headrace.workers.errors import EngineStartFailed
 from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
 from headrace.workers.models.weight_format import weight_format
 from headrace.workers.vllm.adapters import lora_args, read_adapter
-from headrace.workers.vllm.connectors import check_connectors
+from headrace.workers.vllm.connectors import check_connectors, offload_without_gpu
 from headrace.workers.vllm.embeddings.settings import ENCODERS_ARG, transfer_config
 from headrace.workers.vllm.pooling import pools
-from headrace.workers.vllm.tiers.settings import TIER_ARGS, offload_config, tiers_of
 from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connector_config
 
 CPU_BLOCK_SIZE = 32
@@ -32,7 +31,7 @@ ENCODE_CACHE_GB = 0.25  # of processed items, of which an encode worker finds no
 _OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed"}
 """Settings with an option of their own: two places for one thing would contradict each other."""
 
-ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, ENCODERS_ARG, *TIER_ARGS)
+ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, ENCODERS_ARG)
 """Settings that vLLM does not have."""
 
 
@@ -99,13 +98,12 @@ def engine_args(
     config: EngineConfig,
     *,
     kv_events: Mapping[str, Any] | None = None,
-    access: Path | None = None,
     items: Path | None = None,
 ) -> Any:
     """Build vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
 
-    `kv_events`: vLLM's settings for publishing its KV events. `access`: the file by which a KV tier reaches the broker.
-    `items`: the folder through which embeddings of media pass, if they do.
+    `kv_events`: vLLM's settings for publishing its KV events. `items`: the folder through which embeddings
+    of media pass, if they do.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -113,7 +111,8 @@ def engine_args(
     check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), *ADDED_ARGS])
     given = {name: value for name, value in config.args.items() if name not in ADDED_ARGS}
     check_connectors(given, cpu=current_platform.is_cpu())
-    tiers = tiers_of(config.args)
+    if current_platform.is_cpu() and config.role is Role.AGGREGATED:
+        given |= offload_without_gpu(given)
     transfer = connector_config(config, cpu=current_platform.is_cpu())
     args: dict[str, Any] = {
         "model": config.model,
@@ -131,8 +130,6 @@ def engine_args(
         args["kv_events_config"] = KVEventsConfig(**kv_events)
     if transfer is not None or given.get("kv_transfer_config") is not None:
         args["worker_extension_cls"] = EXTENSION
-    if tiers is not None:
-        transfer = offload_config(config, tiers, cpu=current_platform.is_cpu(), access=access)
     if transfer is not None:
         given.pop("kv_transfer_config", None)  # null says that there is no other
         from vllm.config.kv_transfer import KVTransferConfig

@@ -68,18 +68,17 @@ async def start_vllm(
     meter: LoadMeter,
     kv_events: Mapping[str, Any] | None = None,
     *,
-    access: Path | None = None,
     items: Path | None = None,
 ) -> Started:
     """Import vLLM, load the model and wait until the core is ready. Raises EngineStartFailed.
 
-    `kv_events`: where vLLM is to publish its KV events. `access`: the file by which a KV tier reaches the broker. `items`: the
+    `kv_events`: where vLLM is to publish its KV events. `items`: the
     folder through which embeddings of media pass, if they do.
     """
     adapters = adapters_of(config, read_adapter)
     prepare_environment(config, os.environ)
     with _download_reported(config):
-        started = await run_in_thread(lambda: _build(config, meter, kv_events, access, items), name="vllm-start")
+        started = await run_in_thread(lambda: _build(config, meter, kv_events, items), name="vllm-start")
     # The first call binds vLLM's sockets to this event loop and caches the answer that every later request needs.
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
@@ -111,9 +110,7 @@ def _download_reported(config: EngineConfig) -> AbstractContextManager[None]:
     return growth_reported(folder, tell, step_mb=_DOWNLOAD_STEP_MB, every_s=_DOWNLOAD_LOOK_S)
 
 
-def _build(
-    config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None, access: Path | None, items: Path | None
-) -> Started:
+def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None, items: Path | None) -> Started:
     try:
         import vllm
     except ImportError as error:
@@ -124,7 +121,7 @@ def _build(
     if current_platform.is_unspecified():  # vLLM itself would only say that a "device string must not be empty"
         raise EngineStartFailed(NO_DEVICE.format(version=vllm.__version__))
     try:
-        args = engine_args(config, kv_events=kv_events, access=access, items=items)
+        args = engine_args(config, kv_events=kv_events, items=items)
         vllm_config = args.create_engine_config()
         size_kv_cache(vllm_config)
         parallel = vllm_config.parallel_config

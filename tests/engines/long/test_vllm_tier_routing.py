@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long_engine, pytest.mark.timeout(6
 
 ENGINES_START_S = 300.0
 FILLERS = 3  # prompts of the length of a prefix: two of them leave nothing of another one on the device
-TIERS: dict[str, Any] = ARGS | {"max_model_len": 512, "kv_cache_memory_bytes": 32 << 20, "kv_host_gib": 0.25}
+TIERS: dict[str, Any] = ARGS | {"max_model_len": 512, "kv_cache_memory_bytes": 32 << 20, "kv_offloading_size": 0.25}
 
 
 @dataclass(frozen=True)

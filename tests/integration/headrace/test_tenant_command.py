@@ -275,14 +275,3 @@ async def test_frontends_are_told_who_exported_and_who_deleted_a_tenant(
 async def test_a_tenant_that_can_have_no_name_is_refused(command: Command, tmp_path: Path) -> None:
     assert await command("delete", "", "--yes") == 1
     assert await command("export", "a\nb", "--out", str(tmp_path / "x")) == 1
-
-
-async def test_what_a_tenant_may_have_in_the_store_of_kv_blocks_is_said(
-    connection: Connection, subjects: Subjects, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await command("delete", "acme", "--yes") == 0
-    assert "KV blocks" not in capsys.readouterr().out
-    await ensure_on_demand(connection, Topology(subjects).blocks("p"))
-    await connection.objects(subjects.pool_bucket("blocks", "p")).put("ns/a", b"block")
-    assert await command("delete", "acme", "--yes") == 0
-    assert "keeps KV blocks of prompts, which name no tenant" in capsys.readouterr().out

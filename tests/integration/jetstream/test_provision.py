@@ -15,7 +15,7 @@ from headrace.jetstream.provision import ensure_on_demand, ensure_topology, plan
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.specs import BucketSpec
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.topology import BLOCKS, Topology, request_consumer, work_consumer
+from headrace.jetstream.topology import EMBEDDINGS, Topology, request_consumer, work_consumer
 from tests.conftest import Connect
 from tests.integration.jetstream.test_pull import running
 from tests.integration.jetstream.waiting import until
@@ -47,12 +47,12 @@ async def test_a_bucket_of_an_older_version_moves_from_files_to_memory(connect: 
     await remove_topology(connection, topology)
 
 
-async def test_the_size_that_an_operator_gave_the_blocks_stays(connect: Connect, subjects: Subjects) -> None:
+async def test_the_size_that_an_operator_gave_a_store_of_a_pool_stays(connect: Connect, subjects: Subjects) -> None:
     connection = await connect()
     topology = Topology(subjects)
     await ensure_topology(connection, topology)
-    await ensure_on_demand(connection, topology.blocks("p"))
-    stream = f"OBJ_{subjects.pool_bucket(BLOCKS, 'p')}"
+    await ensure_on_demand(connection, topology.embeddings("p"))
+    stream = f"OBJ_{subjects.pool_bucket(EMBEDDINGS, 'p')}"
     config = (await connection.api.call(f"STREAM.INFO.{stream}"))["config"]
     await connection.api.call(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 12345678, "description": "mine"})
     (changed,) = [p for p in await plan(connection, topology) if p.action != "keep"]

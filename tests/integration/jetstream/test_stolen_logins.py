@@ -167,21 +167,21 @@ async def test_a_tenant_reads_its_own_results_only(guarded: Guarded) -> None:
         assert ack.stream == "HR_JOB"
 
 
-async def test_a_steward_makes_the_store_of_kv_blocks_as_it_should_be_and_no_other_stream(guarded: Guarded) -> None:
-    blocks = TOPOLOGY.blocks(OWN)
+async def test_a_steward_makes_the_store_of_embeddings_as_it_should_be_and_no_other_stream(guarded: Guarded) -> None:
+    embeddings = TOPOLOGY.embeddings(OWN)
     async with await guarded.as_(Login("worker", OWN)) as worker, await guarded.as_(Login("ingress")) as ingress:
         for call in ("STREAM.CREATE.EVIL", "STREAM.CREATE.HR_LOAD"):
             with pytest.raises((ApiError, AccessDenied)):
                 await worker.api.call(call, {"name": call.rpartition(".")[2], "subjects": ["evil.>"]})
         with pytest.raises((ApiError, AccessDenied)):
-            await ingress.api.call(f"STREAM.CREATE.{blocks.name}", blocks.config())
-        await worker.api.call(f"STREAM.CREATE.{blocks.name}", {"name": blocks.name, "subjects": ["hr.req.>"]})
-        config = (await guarded.operator.api.call(f"STREAM.INFO.{blocks.name}"))["config"]
-        assert config["subjects"] == list(blocks.subjects)
-        await ensure_on_demand(worker, blocks)
-        await worker.objects(S.pool_bucket("blocks", OWN)).put("ns/a", b"block")
+            await ingress.api.call(f"STREAM.CREATE.{embeddings.name}", embeddings.config())
+        await worker.api.call(f"STREAM.CREATE.{embeddings.name}", {"name": embeddings.name, "subjects": ["hr.req.>"]})
+        config = (await guarded.operator.api.call(f"STREAM.INFO.{embeddings.name}"))["config"]
+        assert config["subjects"] == list(embeddings.subjects)
+        await ensure_on_demand(worker, embeddings)
+        await worker.objects(S.pool_bucket("embeddings", OWN)).put("ns/a", b"embedding")
         with pytest.raises((ApiError, AccessDenied)):
-            await worker.api.call(f"STREAM.CREATE.{TOPOLOGY.blocks(OTHER).name}", {})
+            await worker.api.call(f"STREAM.CREATE.{TOPOLOGY.embeddings(OTHER).name}", {})
 
 
 async def test_a_part_that_was_taken_over_learns_no_names_of_tenants_from_a_streams_description(guarded: Guarded) -> None:

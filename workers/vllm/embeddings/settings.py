@@ -8,8 +8,7 @@ from typing import Any
 
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm.tiers.identity import model_files, model_identity, namespace, settings_identity
-from headrace.workers.vllm.tiers.settings import TIER_ARGS
+from headrace.workers.vllm.embeddings.identity import model_files, model_identity, namespace, settings_identity
 
 ENCODERS_ARG = "encoders"
 """Whether a serving worker takes embeddings from encode workers."""
@@ -19,12 +18,11 @@ MODULE = "headrace.workers.vllm.embeddings.connector"
 CONNECTOR = "EmbeddingConnector"
 
 _NODES = ("nnodes", "node_rank")
-_OTHERS_ROLE = ("kv_transfer_config", "kv_transfer_mode", "enable_lora", "adapters", *TIER_ARGS)
+_OTHERS_ROLE = ("kv_transfer_config", "kv_transfer_mode", "enable_lora", "adapters", "kv_offloading_size")
 """Settings that an engine without a KV cache has no use for."""
 
 _WITHOUT_EFFECT = (
     ENCODERS_ARG,
-    *TIER_ARGS,
     "kv_transfer_mode",
     "block_size",
     "dtype",  # it stands in the word as it turned out

@@ -84,7 +84,7 @@ def test_each_fault_is_found_and_says_what_to_do(facts: ServerFacts, check: str,
 
 
 def test_one_copy_is_enough_for_what_is_computed_again() -> None:
-    facts = cluster(StreamFacts(name="OBJ_hr_blocks", leader="n1", one_copy=True))
+    facts = cluster(StreamFacts(name="OBJ_hr_embeddings", leader="n1", one_copy=True))
     assert {f.level for f in check_server(facts)} == {"ok"}
 
 

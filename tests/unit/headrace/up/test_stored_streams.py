@@ -14,7 +14,7 @@ from headrace.errors import EXIT_CONFIGURATION
 from headrace.up import stored_streams
 from headrace.up.stored_streams import StoredStreams, StreamsNotMoved
 
-OWN = ("HR_JOB", "KV_hr_keys", "OBJ_hr_files", "OBJ_hr_blocks-sim-61b7c891")
+OWN = ("HR_JOB", "KV_hr_keys", "OBJ_hr_files", "OBJ_hr_embeddings-sim-61b7c891")
 OTHERS = ("ORDERS", "MINE_JOB", "KV_mine_keys")
 
 

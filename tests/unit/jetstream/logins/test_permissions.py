@@ -78,7 +78,7 @@ def test_a_login_of_a_pool_names_no_other_pool(role: str) -> None:
             assert not allowed(published(login), foreign), foreign
 
 
-def test_a_worker_of_a_pool_reads_and_writes_the_kv_blocks_and_embeddings_of_that_pool_only() -> None:
+def test_a_worker_of_a_pool_reads_and_writes_the_embeddings_of_that_pool_only() -> None:
     lists = permissions(TOPOLOGY, Login("worker", OWN))
     every = permissions(TOPOLOGY, Login("worker"))
     for pool in (OWN, OTHER):

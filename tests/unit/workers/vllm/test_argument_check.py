@@ -53,8 +53,7 @@ def read_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"gpu_memory_utilization": "most"}, "vLLM takes a number as gpu_memory_utilization, not 'most'"),
         ({"enforce_eager": "True"}, "vLLM takes true or false as enforce_eager, not 'True'"),
         ({"enable_log_requests": 2}, "true or false"),
-        ({"kv_host_gib": "much"}, "kv_host_gib is a number of GiB above 0, not 'much'"),
-        ({"kv_store": True}, "kv_store is behind the host tier: give kv_host_gib too"),
+        ({"kv_host_gib": 1}, "vLLM has no setting 'kv_host_gib'"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_it_may_be(args: dict[str, Any], said: str) -> None:
@@ -71,7 +70,6 @@ def test_a_wrong_setting_is_named_with_what_it_may_be(args: dict[str, Any], said
         {"max_model_len": 4096.0, "gpu_memory_utilization": 0.5, "enforce_eager": 0},
         {"dtype": "whatever vLLM says"},
         {"kv_transfer_mode": "push", "adapters": {}},
-        {"kv_host_gib": 1, "kv_disk_folder": "/kv", "kv_disk_gib": 2.5, "kv_store": True, "kv_store_wait_s": 1},
     ],
 )
 def test_what_the_source_cannot_refuse_passes(args: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.vllm import connectors
-from headrace.workers.vllm.connectors import KVBM_MODULE, check_connectors
+from headrace.workers.vllm.connectors import KVBM_MODULE, check_connectors, offload_without_gpu
 
 KVBM = {"kv_connector": "DynamoConnector", "kv_connector_module_path": KVBM_MODULE, "kv_role": "kv_both"}
 LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
@@ -55,7 +55,7 @@ def test_kvbm_without_its_path_is_told_which(installed: set[str]) -> None:
 
 def test_lmcache_without_a_gpu_is_refused_with_what_works_there(installed: set[str]) -> None:
     installed.add("lmcache")
-    with pytest.raises(EngineStartFailed, match="kv_host_gib is for that"):
+    with pytest.raises(EngineStartFailed, match="kv_offloading_size is for that"):
         check_connectors({"kv_transfer_config": LMCACHE}, cpu=True)
     check_connectors({"kv_transfer_config": LMCACHE | {"kv_connector": "LMCacheMPConnector"}}, cpu=True)
 
@@ -65,3 +65,43 @@ def test_lmcache_without_a_gpu_is_refused_with_what_works_there(installed: set[s
 )
 def test_everything_else_is_left_to_vllm(installed: set[str], config: Any) -> None:
     check_connectors({"kv_transfer_config": config, "kv_offloading_size": 1.0}, cpu=True)
+
+
+def offloading(**extra: Any) -> dict[str, Any]:
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+@pytest.mark.parametrize(
+    ("args", "spec"),
+    [
+        ({"kv_offloading_size": 1.0}, "CpuHostSpec"),
+        ({"kv_offloading_size": 1.0, "kv_transfer_config": None, "kv_offloading_backend": "native"}, "CpuHostSpec"),
+        ({"kv_transfer_config": offloading(cpu_bytes_to_use=1)}, "CpuHostSpec"),
+        ({"kv_transfer_config": offloading(spec_name="CPUOffloadingSpec")}, "CpuHostSpec"),
+        ({"kv_transfer_config": offloading(spec_name="TieringOffloadingSpec", secondary_tiers=[])}, "CpuTieredSpec"),
+    ],
+)
+def test_offloading_without_a_gpu_has_specs_that_start_there_and_all_else_as_given(args: dict[str, Any], spec: str) -> None:
+    config = offload_without_gpu(args)["kv_transfer_config"]
+    extra = config.pop("kv_connector_extra_config")
+    assert config == {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    given = (args.get("kv_transfer_config") or {}).get("kv_connector_extra_config", {})
+    assert extra == given | {"spec_name": spec, "spec_module_path": "headrace.workers.vllm.cpu_offload"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"kv_transfer_config": LMCACHE},
+        {"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"},
+        {"kv_transfer_config": "text"},
+    ],
+)
+def test_nothing_is_added_where_vllm_does_not_offload_itself(args: dict[str, Any]) -> None:
+    assert offload_without_gpu(args) == {}
+
+
+def test_a_spec_of_an_operator_stays() -> None:
+    config = offloading(spec_name="Mine", spec_module_path="mine")
+    assert offload_without_gpu({"kv_transfer_config": config}) == {"kv_transfer_config": config}

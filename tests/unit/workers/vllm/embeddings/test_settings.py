@@ -32,7 +32,7 @@ def test_embeddings_pass_where_they_are_asked_for() -> None:
         (config(encoders=True, nnodes=2), "several machines"),
         (config(Role.ENCODE, node_rank=1), "several machines"),
         (config(Role.ENCODE, kv_transfer_mode="push"), "kv_transfer_mode"),
-        (config(Role.ENCODE, kv_host_gib=1), "kv_host_gib"),
+        (config(Role.ENCODE, kv_offloading_size=1), "kv_offloading_size"),
         (config(Role.ENCODE, enable_lora=True), "enable_lora"),
     ],
 )

@@ -1,7 +1,6 @@
-"""Names what a stored block depends on beside its tokens, so that no engine goes on from blocks of another model.
+"""Names what embeddings of media depend on beside the item, so that no engine goes on from those of another model.
 
-vLLM's hash of a block has its tokens and those before them, the cache salt, the media and the adapter, but not the model: a
-folder may get other weights under the same path, and settings change what weights make of a prompt.
+A folder may get other weights under the same path, and settings change what weights make of an item.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _WITHOUT_EFFECT = frozenset(
         "scheduling_policy",
     }
 )
-"""Settings that change nothing in a block; every other one is taken to."""
+"""Settings that change nothing in an embedding; every other one is taken to."""
 
 
 def settings_identity(args: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
-    """Return the engine settings that blocks may depend on, as text."""
+    """Return the engine settings that embeddings may depend on, as text."""
     kept = {name: value for name, value in args.items() if name not in _WITHOUT_EFFECT and name not in without}
     return json.dumps(kept, sort_keys=True, default=repr)
 
@@ -56,7 +55,7 @@ def model_files(model: str, revision: str | None) -> Path:
 
     config = try_to_load_from_cache(model, "config.json", revision=revision)
     if not isinstance(config, str):
-        raise EngineStartFailed(f"the files of {model} are not on this machine, so its blocks cannot be told from others")
+        raise EngineStartFailed(f"the files of {model} are not on this machine, so its embeddings cannot be told from others")
     return Path(config).parent
 
 
@@ -80,12 +79,12 @@ def model_identity(files: Path) -> str:
         for part in parts:
             digest.update(part)
     if not weights:
-        raise EngineStartFailed(f"{files} has no weights, so blocks of this model cannot be told from those of another")
+        raise EngineStartFailed(f"{files} has no weights, so embeddings of this model cannot be told from those of another")
     return digest.hexdigest()
 
 
 def namespace(*parts: object) -> str:
-    """Return a short digest of everything that blocks depend on."""
+    """Return a short digest of everything that embeddings depend on."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.workers.vllm.tiers.breaker import Breaker
+from headrace.workers.encoding.breaker import Breaker
 
 
 class Clock:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm.tiers.identity import SAMPLE, model_files, model_identity, namespace, settings_identity
+from headrace.workers.vllm.embeddings.identity import SAMPLE, model_files, model_identity, namespace, settings_identity
 
 
 def weights(path: Path, **tensors: bytes) -> None:
@@ -94,9 +94,9 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
         model_identity(tmp_path)
 
 
-def test_a_setting_that_may_change_blocks_is_in_the_identity_and_one_that_cannot_is_not() -> None:
+def test_a_setting_that_may_change_embeddings_is_in_the_identity_and_one_that_cannot_is_not() -> None:
     plain = settings_identity({"dtype": "float32"})
-    assert settings_identity({"dtype": "float32", "max_num_seqs": 3, "kv_host_gib": 2}, without=("kv_host_gib",)) == plain
+    assert settings_identity({"dtype": "float32", "max_num_seqs": 3, "seed": 2}, without=("seed",)) == plain
     assert settings_identity({"dtype": "bfloat16"}) != plain
     assert settings_identity({"dtype": "float32", "a_setting_to_come": 1}) != plain
 

@@ -102,7 +102,7 @@ def device_rows(kv_caches: Any) -> list[torch.Tensor]:
 def check_size(spec: Any) -> None:
     """Raise ValueError for a host tier without room for a single block."""
     if not spec.num_chunks:
-        raise ValueError(f"kv_host_gib is too small for a single block of {spec.kv_bytes_per_chunk} bytes")
+        raise ValueError(f"kv_offloading_size is too small for a single block of {spec.kv_bytes_per_chunk} bytes")
 
 
 class CpuHostSpec(CPUOffloadingSpec):  # type: ignore[misc]
@@ -121,7 +121,7 @@ class CpuHostSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 class CpuTieredSpec(TieringOffloadingSpec):  # type: ignore[misc]
-    """A host tier in memory that the scheduler sees too, because the tiers behind it copy from there.
+    """A host tier in memory that the scheduler sees too, because vLLM's tiers behind it copy from there.
 
     The memory is a file that both open by its name. The name must stay until then, or each has memory of its own, and blocks
     come back empty. With a single process that computes it is removed as soon as both have it, so that an engine that is
