@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.tools.chaos.clock import Clock
 from headrace.tools.chaos.http import post
-from headrace.tools.chaos.small_disk import fill
-from headrace.tools.chaos.store_damage import delete, garble, truncate
 from headrace.up.stuck_store import ROOM_BYTES
+from tests.support.machine_faults import Clock, delete, fill, garble, truncate
 
 PROMPT_TOKENS = 40
 SETTLED_S = 5.0  # a lease TTL and a second: what members learn only then is there

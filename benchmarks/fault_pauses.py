@@ -23,11 +23,10 @@ from pathlib import Path
 from benchmarks.deployment import Deployment
 from benchmarks.fault_kinds import FAULTS, PROMPT_TOKENS, Fault, Running
 from headrace.tools.chaos.client import StreamChecker, refusal
-from headrace.tools.chaos.clock import Clock
 from headrace.tools.chaos.http import Cut, post
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.questions import Question
-from headrace.tools.chaos.small_disk import small_disk_at
+from tests.support.machine_faults import Clock, small_disk_at
 
 STEP_S = 0.05  # of the simulator, so that a stream of 300 tokens takes 15 s
 NEW_REQUESTS = 10

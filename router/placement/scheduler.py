@@ -153,10 +153,6 @@ class Scheduler:
     def suspects_awaiting_lost(self) -> int:
         return self._suspects.awaiting_lost if len(self._loads) else 0
 
-    def waiting_by(self) -> dict[tuple[str, str], int]:
-        """Count waiting requests by class and tenant."""
-        return self._queue.counts()
-
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
         """Take a request into the window, or return its refusal. A request that waits already is left as it is."""
         if request.id in self._window.rows:

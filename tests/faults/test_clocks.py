@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.tools.chaos.clock import Clock
 from tests.faults.support.scene import deployed
+from tests.support.machine_faults import Clock
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 

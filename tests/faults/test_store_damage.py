@@ -17,8 +17,8 @@ import pytest
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.settings import ServerSettings
-from headrace.tools.chaos.store_damage import delete, garble, garble_descriptions, truncate
 from tests.faults.support.scene import Scene, deployed
+from tests.support.machine_faults import delete, garble, garble_descriptions, truncate
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(100)]
 

@@ -13,9 +13,9 @@ import pytest
 
 from headrace.broker.settings import Timing
 from headrace.tools.chaos.ledger import Outcome
-from headrace.tools.chaos.small_disk import fill, small_disk_at
 from headrace.up.stuck_store import ROOM_BYTES
 from tests.faults.support.up_scene import alive, simulator, upped
+from tests.support.machine_faults import fill, small_disk_at
 from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

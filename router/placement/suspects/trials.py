@@ -64,11 +64,6 @@ class Trials:
         if self._waiting.pop(request_id, None) is not None and not self._waiting:
             self.release_workers()
 
-    def limit_of(self, request_id: str) -> int:
-        """Return the group limit of a waiting suspect; 0 = it is none, or not assessed."""
-        waiting = self._waiting.get(request_id)
-        return (waiting.limit or 0) if waiting is not None else 0
-
     def in_order(self) -> list[WaitingSuspect]:
         """List the assessed suspects, the most suspect first."""
         found = [one for one in self._waiting.values() if one.limit]

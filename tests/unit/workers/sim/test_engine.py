@@ -17,8 +17,8 @@ from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFai
 from headrace.workers.sim.answers.tokens import expected_ids
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.events import EventBuffer
-from headrace.workers.sim.offline import replay
 from headrace.workers.sim.settings import parse_settings
+from tests.support.sim_replay import replay
 
 
 def sequence(name: str, tokens: list[int], *, max_tokens: int = 10, **options) -> Sequence:

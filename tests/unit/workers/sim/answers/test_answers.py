@@ -13,9 +13,9 @@ from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.tokens import bundled_vocabulary
-from headrace.workers.sim.offline import replay
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.text.pipeline import TextPipeline
+from tests.support.sim_replay import replay
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "number"}}}}
 

@@ -18,10 +18,10 @@ from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.prescribed_text import Speller
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, expected_ids
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.offline import replay
 from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.text.pipeline import TextPipeline
+from tests.support.sim_replay import replay
 from tests.support.sim_world import NO_FAULTS
 
 EOS = 2

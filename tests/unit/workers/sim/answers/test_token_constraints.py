@@ -11,9 +11,9 @@ from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
-from headrace.workers.sim.offline import replay
 from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
+from tests.support.sim_replay import replay
 from tests.support.sim_world import NO_FAULTS, sequence
 
 EOS = 2

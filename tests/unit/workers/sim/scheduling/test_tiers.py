@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from headrace.broker.blocks import block_chain
 from headrace.workers.engine import KvEvent
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
-from headrace.workers.sim.offline import replay
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.scheduling.run import SequenceRun
 from headrace.workers.sim.scheduling.tiers import Content, LowerTiers
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.timing import TimingModel
 from headrace.workers.sim.transfer.block_loading import Loader
+from tests.support.sim_replay import replay
 from tests.support.sim_world import NO_FAULTS, SIZE, World, contents, sequence
 
 SMALL = {"blocks": 8, "context_length": 32}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.tools.chaos.store_damage import delete, garble, garble_descriptions, truncate
+from tests.support.machine_faults import delete, garble, garble_descriptions, truncate
 
 
 @pytest.fixture
