@@ -19,6 +19,8 @@ TORCH := torch==2.13.0
 UV := uv>=0.11,<0.14
 # Without their dependencies, which are PyTorch and a second build for another CUDA: docs/dependencies.md
 NIXL := nixl==1.5.1 nixl-cu12==1.5.1
+# Likewise, since what they require comes with vLLM.
+DIFFUSION := diffusers==0.42.1 av==18.1.0
 
 # SGLang without its dependencies, which are CUDA packages; what a text model without a GPU needs of them beside vLLM's:
 # docs/engines.md
@@ -89,7 +91,7 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim|t
 # alone: at the lowest priority it takes what is left of the cores. Then all else without an engine, which mostly waits for servers,
 # likewise. Engines want the machine for themselves, two at a time: starting one is the work of a single core for most of the time.
 # A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/process_shares.py).
-test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
+test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.diffusion $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; told=$$(mktemp); trap 'kill $$virtual 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
 	note() { case $$all,$$1 in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$1 ;; esac; }; \
 	run() { $(BIN)/pytest "$$@" $(ARGS); note $$?; }; \
@@ -103,7 +105,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minil
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
 	exit $$all
 
-test-engines: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests with a real engine, those too that `make test` leaves out
+test-engines: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.diffusion $(VENV)/.minilm ## all tests with a real engine, those too that `make test` leaves out
 	$(BIN)/pytest -m engine $(IN_TWO) tests/engines $(ARGS)
 
 # Searches try a fifth of their examples here. The folders left out start servers or play the whole system.
@@ -262,6 +264,11 @@ $(VENV)/.uv: Makefile | $(BIN)/python
 $(VENV)/.nixl: Makefile | $(VENV)/.base
 	$(SAY) 'installing NIXL, about 70 MB …'
 	@if $(LOCKED); then $(call INSTALL_LOCKED,nixl); else $(INSTALL) --no-deps $(NIXL); fi
+	@touch $@
+
+$(VENV)/.diffusion: Makefile | $(VENV)/.engine
+	$(SAY) 'installing diffusers for pictures and videos, about 50 MB …'
+	@if $(LOCKED); then $(call INSTALL_LOCKED,diffusion); else $(INSTALL) --no-deps $(DIFFUSION); fi
 	@touch $@
 
 $(VENV)/.minilm: Makefile | $(VENV)/.base

@@ -25,7 +25,7 @@ def create(name: str) -> Engine:
 
             return SimEngine()
         if name == "diffusion":
-            from headrace.workers.diffusion.engine import DiffusionEngine
+            from headrace.workers.diffusion import DiffusionEngine
 
             return DiffusionEngine()
         if name == "trtllm":
@@ -49,7 +49,8 @@ def create(name: str) -> Engine:
 
 def supports() -> tuple[EngineSupport, ...]:
     """Return what each engine of `NAMES` declares over all of its settings. Needs none of them installed."""
-    return tuple(importlib.import_module(f"headrace.workers.{name}.support").SUPPORT for name in NAMES)
+    homes = [f"{name}.support" for name in NAMES if name != "diffusion"] + ["diffusion"]  # one module, which imports no package
+    return tuple(importlib.import_module(f"headrace.workers.{home}").SUPPORT for home in homes)
 
 
 def _load(name: str) -> Engine:

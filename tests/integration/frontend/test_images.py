@@ -1,4 +1,4 @@
-"""Pictures by the `openai` client: from HTTP to the stand-in for diffusion engines and back, on a real nats-server."""
+"""Pictures by the `openai` client: from HTTP to a diffusion engine without a model and back, on a real nats-server."""
 
 from __future__ import annotations
 
@@ -17,32 +17,21 @@ from openai import AsyncOpenAI
 from headrace.broker.messages import Picture
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.diffusion.engine import DiffusionEngine
-from headrace.workers.diffusion.stand_in import paint
 from headrace.workers.settings import WorkerSettings
 from tests.support.local_deployment import Serving, serving
-from tests.support.pipelines import pipeline
+from tests.support.painter import Painter, png
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = "acme/pictures"
-started: list[Watched] = []
 
 
-class Watched(DiffusionEngine):
-    """An engine that the tests can find and kill."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        started.append(self)
-
-
-def diffusion(folder: Path, engine: str = "diffusion", **args: Any) -> WorkerSettings:
+def diffusion(folder: Path, engine: str = "Painter", **args: Any) -> WorkerSettings:
     return WorkerSettings(
-        engine=engine,
-        model=str(pipeline(folder)),
+        engine=f"tests.support.painter:{engine}",
+        model=str(folder),
         served_name=MODEL,
-        engine_args={"step_s": 0.01, **args},
+        engine_args=args,
         drain_grace_s=0.0,
         tool_parser="none",
         reasoning_parser="none",
@@ -71,8 +60,7 @@ def files(answer: Any) -> list[bytes]:
 
 
 def expected(seed: int, **size: int) -> bytes:
-    shown = size or {"width": 128, "height": 128}
-    return paint(Picture(prompt="a river", seed=seed, **size), **shown)
+    return png(Picture(prompt="a river", seed=seed, **size))
 
 
 async def test_the_client_gets_as_many_pictures_as_it_asks_for_each_with_a_seed_of_its_own(client: AsyncOpenAI) -> None:
@@ -111,13 +99,12 @@ async def test_a_model_of_pictures_answers_no_chats(client: AsyncOpenAI) -> None
 async def test_a_picture_whose_worker_dies_is_made_again_elsewhere_and_is_the_same_one(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    watched = f"{Watched.__module__}:{Watched.__name__}"
-    slow = diffusion(tmp_path, watched, step_s=0.5, steps=3, slots=2)
-    started.clear()
+    slow = diffusion(tmp_path, "SlowPainter", steps=3)
+    Painter.made.clear()
     async with serving(nats_server, Subjects(f"imk{os.getpid()}"), slow, slow) as running, api(running) as client:
         call = asyncio.create_task(client.images.generate(model=MODEL, prompt="a river", n=2, extra_body={"seed": 3}))
         async with asyncio.timeout(20):
-            while not (busy := [engine for engine in started if engine.load().running == 2]):
+            while not (busy := [engine for engine in Painter.made if engine.load().running]):
                 await asyncio.sleep(0.01)
         busy[0].die("killed by a test")
         answer = await asyncio.wait_for(call, 60)

@@ -19,7 +19,6 @@ from headrace.workers.settings import WorkerSettings
 from tests.conftest import Connect
 from tests.support.frontend.fakes import FakeIngress, frontend
 from tests.support.local_deployment import serving, sim
-from tests.support.pipelines import pipeline
 
 MODEL = "apart-sim"
 FILMS = "apart-films"
@@ -44,10 +43,10 @@ def as_tenant(url: str, key: str) -> httpx.AsyncClient:
 
 def films(folder: Path) -> WorkerSettings:
     return WorkerSettings(
-        engine="diffusion",
-        model=str(pipeline(folder, name="WanPipeline")),
+        engine="tests.support.painter:Painter",
+        model=str(folder / "videos"),
         served_name=FILMS,
-        engine_args={"step_s": 0.01, "fps": 4},
+        engine_args={"fps": 4},
         drain_grace_s=0.0,
         tool_parser="none",
         reasoning_parser="none",

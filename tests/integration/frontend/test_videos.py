@@ -1,4 +1,4 @@
-"""Videos by the `openai` client: from HTTP to the stand-in for diffusion engines and back, on a real nats-server."""
+"""Videos by the `openai` client: from HTTP to a diffusion engine without a model and back, on a real nats-server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from openai import AsyncOpenAI
 from headrace.broker.messages import Picture
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.diffusion.engine import DiffusionEngine
-from headrace.workers.diffusion.film import film
 from headrace.workers.settings import WorkerSettings
 from tests.support.local_deployment import Serving, serving
-from tests.support.pipelines import pipeline
+from tests.support.painter import Painter, mp4
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -28,23 +26,14 @@ pytestmark = [
 ]
 
 MODEL = "acme/videos"
-started: list[Watched] = []
 
 
-class Watched(DiffusionEngine):
-    """An engine that the tests can find and kill."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        started.append(self)
-
-
-def diffusion(folder: Path, **args: Any) -> WorkerSettings:
+def diffusion(folder: Path, engine: str = "Painter", **args: Any) -> WorkerSettings:
     return WorkerSettings(
-        engine=f"{Watched.__module__}:{Watched.__name__}",
-        model=str(pipeline(folder, name="WanPipeline")),
+        engine=f"tests.support.painter:{engine}",
+        model=str(folder / "videos"),
         served_name=MODEL,
-        engine_args={"step_s": 0.01, "fps": 4, **args},
+        engine_args={"fps": 4, **args},
         drain_grace_s=0.0,
         tool_parser="none",
         reasoning_parser="none",
@@ -82,7 +71,7 @@ async def ended(client: AsyncOpenAI, video: str) -> Any:
 
 def expected(seed: int, *, width: int = 96, height: int = 64, seconds: int = 1) -> bytes:
     asked = Picture(prompt="a river", seed=seed, width=width, height=height, seconds=seconds)
-    return film(asked, width=width, height=height, frames=4 * seconds, fps=4)
+    return mp4(asked, seconds)
 
 
 async def test_the_client_asks_for_a_video_waits_for_it_and_gets_the_file(client: AsyncOpenAI) -> None:
@@ -95,11 +84,11 @@ async def test_the_client_asks_for_a_video_waits_for_it_and_gets_the_file(client
 
 
 async def test_a_file_that_is_too_large_for_a_message_comes_through_the_object_store(client: AsyncOpenAI) -> None:
-    video = await create(client, size="512x384", seconds="2", seed=1)
+    video = await create(client, size="1280x1024", seconds="2", seed=1)
     assert (await ended(client, video.id)).status == "completed"
     file = (await client.videos.download_content(video.id)).content
     assert len(file) > 1 << 20, "the largest message"
-    assert file == expected(1, width=512, height=384, seconds=2)
+    assert file == expected(1, width=1280, height=1024, seconds=2)
     await client.videos.delete(video.id)
     with pytest.raises(openai.NotFoundError):
         await client.videos.download_content(video.id)
@@ -131,12 +120,12 @@ async def test_each_tenant_lists_reads_and_deletes_its_own_videos_alone(deployme
 async def test_a_video_whose_worker_dies_is_made_again_elsewhere_and_is_the_same_one(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    slow = diffusion(tmp_path, step_s=0.5, steps=3)
-    started.clear()
+    slow = diffusion(tmp_path, "SlowPainter", steps=3)
+    Painter.made.clear()
     async with serving(nats_server, Subjects(f"vik{os.getpid()}"), slow, slow) as running, api(running) as client:
         video = await create(client, seed=3)
         async with asyncio.timeout(20):
-            while not (busy := [engine for engine in started if engine.load().running]):
+            while not (busy := [engine for engine in Painter.made if engine.load().running]):
                 await asyncio.sleep(0.01)
         assert (await client.videos.retrieve(video.id)).status == "in_progress"
         busy[0].die("killed by a test")
@@ -145,14 +134,14 @@ async def test_a_video_whose_worker_dies_is_made_again_elsewhere_and_is_the_same
 
 
 async def test_a_video_that_is_made_is_cancelled_by_its_deletion(nats_server: EmbeddedServer, tmp_path: Path) -> None:
-    started.clear()
+    Painter.made.clear()
     subjects = Subjects(f"vic{os.getpid()}")
-    async with serving(nats_server, subjects, diffusion(tmp_path, step_s=0.5)) as running, api(running) as client:
+    async with serving(nats_server, subjects, diffusion(tmp_path, "SlowPainter")) as running, api(running) as client:
         video = await create(client, num_inference_steps=200)
         async with asyncio.timeout(20):
-            while not started[0].load().running:
+            while not Painter.made[0].load().running:
                 await asyncio.sleep(0.01)
         assert (await client.videos.delete(video.id)).deleted
         async with asyncio.timeout(20):
-            while started[0].load().running:
+            while Painter.made[0].load().running:
                 await asyncio.sleep(0.01)

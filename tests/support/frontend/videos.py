@@ -13,13 +13,13 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import JobFault, JobResult, Picture
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.settings import FrontendSettings
-from headrace.workers.diffusion.film import film
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, end, frontend, row
 from tests.support.frontend.responses_store import MemoryRecords
 from tests.support.frontend.stored_jobs import MemoryJobs
+from tests.support.painter import mp4
 
 PATH = "/v1/videos"
-FILE = film(Picture(prompt="x"), width=96, height=64, frames=4, fps=2)
+FILE = mp4(Picture(prompt="x", width=96, height=64), seconds=2)
 
 
 class Studio:

@@ -15,10 +15,10 @@ from headrace.broker.messages import Picture, Spill
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.images import PATH
 from headrace.frontend.settings import FrontendSettings
-from headrace.workers.diffusion.stand_in import paint
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Script, Step, end, frontend, row
+from tests.support.painter import png
 
-FILE = paint(Picture(prompt="x"), width=64, height=72)
+FILE = png(Picture(prompt="x", width=64, height=72))
 
 
 def pictures(**more: Any) -> Script:

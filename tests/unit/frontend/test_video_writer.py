@@ -12,10 +12,10 @@ from headrace.broker.messages import Picture, Spill
 from headrace.frontend import videos
 from headrace.frontend.videos import VideoTooLarge, VideoWriter, measures
 from headrace.frontend.writers.usage import UsageCounter
-from headrace.workers.diffusion.film import film
 from tests.support.frontend.fakes import end, row
+from tests.support.painter import mp4
 
-FILE = film(Picture(prompt="x"), width=96, height=64, frames=4, fps=2)
+FILE = mp4(Picture(prompt="x", width=96, height=64), seconds=2)
 
 
 def taken(**fin: Any) -> VideoWriter:
