@@ -10,8 +10,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from prometheus_client.core import Exemplar, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import Exemplar, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 BYTES = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)

@@ -26,29 +26,30 @@ from headrace.frontend.batches.schema import SCHEMAS as BATCH_SCHEMAS
 from headrace.frontend.files.describe import file_paths
 from headrace.frontend.files.schema import SCHEMAS as FILE_SCHEMAS
 
-_PARTS = (
-    chats,
-    responses,
-    messages,
-    pooling,
-    images,
-    videos,
-    transcriptions,
-    tokens,
-    ollama,
-    server,
-)  # in the order of the document
+# The types and the paths of each API, in the order of the document.
+_APIS = (
+    (chats.TYPES, chats.paths),
+    (responses.TYPES, responses.paths),
+    (messages.TYPES, messages.paths),
+    (pooling.TYPES, pooling.paths),
+    (images.TYPES, images.paths),
+    (videos.TYPES, videos.paths),
+    (transcriptions.TYPES, transcriptions.paths),
+    (tokens.TYPES, tokens.paths),
+    (ollama.TYPES, ollama.paths),
+    (server.TYPES, server.paths),
+)
 
 
 @cache
 def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document as JSON."""
-    types = [one for part in _PARTS for one in part.TYPES]
-    types += [*FILE_SCHEMAS, *BATCH_SCHEMAS]
-    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    every: list[Any] = [one for types, _ in _APIS for one in types]
+    every += [*FILE_SCHEMAS, *BATCH_SCHEMAS]
+    _, components = msgspec.json.schema_components(every, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
-    for part in _PARTS:
-        paths |= part.paths()
+    for _, of_api in _APIS:
+        paths |= of_api()
     paths |= file_paths(stored_errors())
     paths |= batch_paths(stored_errors())
     info = {"title": "Headrace", "version": metadata.version("headrace"), "description": "LLM serving over NATS JetStream"}
