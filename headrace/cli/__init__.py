@@ -137,7 +137,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "tenant": ("export or delete all that is stored of a tenant", "headrace.cli.tenant:add_tenant"),
     "init": ("make the logins of a deployment for a nats-server of your own", "headrace.cli.logins:add_init"),
     "steward": ("keep streams and make consumers for parts that log in with a role", "headrace.cli.logins:add_steward"),
-    "elector": ("have a cluster of NATS servers elect at once when one of them dies", "headrace.cli.logins:add_elector"),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", "headrace.commands.streams:add_parser"),
     "bench": ("load a running server and report latencies, or replay a trace in virtual time", "headrace.cli.bench:add_bench"),
     "replay": ("rebuild the index of the past, or place its requests by another policy", "headrace.commands.replay:add_parser"),

@@ -1,4 +1,4 @@
-"""Adds `headrace init`, `headrace steward` and `headrace elector` to the command line."""
+"""Adds `headrace init` and `headrace steward` to the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def add_init(commands: Any, about: str) -> None:
         metavar="ID",
         help="an id for one start of a worker of the model, with a login of its own; repeatable",
     )
-    parser.add_argument("--elector", action="store_true", help="a login for `headrace elector`, in the system account")
     parser.add_argument(
         "--jwt", action="store_true", help="accounts and users as JSON web tokens, for a nats-server in operator mode"
     )
@@ -64,25 +63,11 @@ def add_steward(commands: Any, about: str) -> None:
     parser.set_defaults(run=_run_steward, prog="headrace steward")
 
 
-def add_elector(commands: Any, about: str) -> None:
-    """Add `headrace elector`."""
-    parser = commands.add_parser(
-        "elector",
-        help=about,
-        description="Have a cluster of NATS servers elect within a second what a server led that died, instead of after 4 to "
-        "9 s. Runs until it is ended; run one beside each server. Its login must be of the system account (headrace init "
-        "--elector makes one), and nats.url has the addresses of all servers.",
-        allow_abbrev=False,
-    )
-    add_setting_flags(parser, "elector")
-    parser.set_defaults(run=_run_elector, prog="headrace elector")
-
-
 def _run_init(parsed: argparse.Namespace) -> int:
     from headrace.commands.init import Wanted, run_init
 
     settings, folder = read_settings(parsed, "control"), parsed.out.resolve()
-    wanted = Wanted(models=parsed.model, tenants=parsed.tenant, workers=parsed.worker, elector=parsed.elector)
+    wanted = Wanted(models=parsed.model, tenants=parsed.tenant, workers=parsed.worker)
     return run_init(settings, folder, wanted, jwt=parsed.jwt)
 
 
@@ -90,9 +75,3 @@ def _run_steward(parsed: argparse.Namespace) -> int:
     from headrace.commands.steward import run_steward
 
     return run_steward(located_settings(parsed))
-
-
-def _run_elector(parsed: argparse.Namespace) -> int:
-    from headrace.commands.elector import run_elector
-
-    return run_elector(read_settings(parsed, "elector"))

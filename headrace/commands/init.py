@@ -14,9 +14,8 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.logins.elector_login import ELECTOR, PERMISSIONS, with_elector, write_elector_context
 from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, operator_config
-from headrace.jetstream.logins.nkey_logins import CARD_KEY, CONTEXT, accounts_config, make_keys, user_key, write_context
+from headrace.jetstream.logins.nkey_logins import CARD_KEY, CONTEXT, accounts_config, make_keys, write_context
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.jetstream.topology import Topology
@@ -27,15 +26,11 @@ CONFIG = "accounts.conf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The models, tenants and workers that get logins, beside the roles. `workers`: ids of single workers of the one model.
-
-    `elector`: electors get one as well, in the system's account.
-    """
+    """The models, tenants and workers that get logins, beside the roles. `workers`: ids of single workers of the one model."""
 
     models: Sequence[str] = ()
     tenants: Sequence[str] = ()
     workers: Sequence[str] = ()
-    elector: bool = False
 
 
 def run_init(settings: Settings, folder: Path, whom: Wanted, *, jwt: bool) -> int:
@@ -48,13 +43,7 @@ def run_init(settings: Settings, folder: Path, whom: Wanted, *, jwt: bool) -> in
     tls = tls_files(settings)
     try:
         wanted = logins(whom, namespace=settings["namespace"])
-        if jwt:
-            config = operator_config(topology, folder, wanted, {ELECTOR: PERMISSIONS} if whom.elector else None)
-        else:
-            config = accounts_config(topology, make_keys(folder, wanted))
-            config = with_elector(config, user_key(folder, ELECTOR)) if whom.elector else config
-        if whom.elector:
-            write_elector_context(folder, url=url, tls=tls, credentials=ELECTOR + CREDENTIALS if jwt else "")
+        config = operator_config(topology, folder, wanted) if jwt else accounts_config(topology, make_keys(folder, wanted))
         for login in wanted:
             credentials = login.name + CREDENTIALS if jwt else None
             write_context(folder, login, url=url, prefix=settings["prefix"], tls=tls, credentials=credentials)
@@ -69,10 +58,6 @@ def run_init(settings: Settings, folder: Path, whom: Wanted, *, jwt: bool) -> in
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror}") from None
     sys.stdout.write(_what_next(folder, wanted))
-    if whom.elector:
-        sys.stdout.write(
-            f"4. Beside each server of a cluster:\n     headrace elector --nats-context {folder / (ELECTOR + CONTEXT)}\n"
-        )
     return EXIT_OK
 
 

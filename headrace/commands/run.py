@@ -161,7 +161,7 @@ def run_router(settings: Settings) -> int:
     return run_part(settings, start)
 
 
-PROBE_PORTS = {"worker": 9100, "router": 9101, "elector": 9103}
+PROBE_PORTS = {"worker": 9100, "router": 9101}
 
 
 def probe_port(settings: Settings, part: str) -> int | None:

@@ -206,22 +206,6 @@ class Console(NamedTuple):
     ] = False
 
 
-class Elector(NamedTuple):
-    """Settings of an elector, where an orchestrator asks for its state."""
-
-    metrics_port: Annotated[
-        int | None,
-        port_setting(
-            "Port for /live, /ready, /health and /metrics of the elector; 0 picks a free one. Default: none, with an address "
-            "to listen on 9103.",
-            "--elector-metrics-port",
-        ),
-    ] = None
-    metrics_host: Annotated[
-        str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--elector-metrics-host")
-    ] = "127.0.0.1"
-
-
 class WorkerPool(NamedTuple):
     """The pool of a worker, where a deployment has several of its own."""
 

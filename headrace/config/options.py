@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 from headrace.config.command_line import (
     Console,
     Deployment,
-    Elector,
     EngineSlots,
     Logging,
     NatsServers,
@@ -30,9 +29,9 @@ from headrace.config.command_line import (
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
-Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner", "elector"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner"]
 
-_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console", "planner", "elector")
+_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control", "console", "planner")
 
 
 class Section(NamedTuple):
@@ -107,7 +106,6 @@ SECTIONS: dict[str, Section] = {
     "worker": Section("worker and engine", ("up", "worker"), _worker),
     "router": Section("router", ("up", "router"), _router),
     "planner": Section("planner", ("planner",), _planner),
-    "elector": Section("elector", ("elector",), lambda: (Elector,)),
 }
 
 # Variables that are no settings but belong to Headrace.

@@ -62,16 +62,12 @@ class AccountLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringFacts:
-    """Settings of the server, from its monitoring port. Bytes; `sync_interval_s` is 0 when every write is synced.
-
-    `electors`: how many are connected to it.
-    """
+    """Settings of the server, from its monitoring port. Bytes; `sync_interval_s` is 0 when every write is synced."""
 
     max_memory: int
     max_storage: int
     sync_interval_s: float
     store_dir: str = ""
-    electors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ def check_server(facts: ServerFacts) -> Iterator[Finding]:
     yield _sync(facts.monitoring)
     yield _topology(facts)
     yield _replication(facts)
-    yield from _electors(facts)
     yield from _peers(facts)
     yield from _nearly_full(facts)
     yield _clock(facts)
@@ -140,22 +139,6 @@ def _replication(facts: ServerFacts) -> Finding:
             "`headrace streams apply --nats-replicas 3` keeps three",
         )
     return ok("server.replication", f"every stream has copies in the cluster {facts.cluster}")
-
-
-def _electors(facts: ServerFacts) -> Iterator[Finding]:
-    check = "server.electors"
-    if not facts.cluster or not any(stream.replicas > 1 for stream in facts.streams):
-        return
-    if facts.monitoring is None:
-        yield unknown(check, "whether an elector runs is only told on a monitoring port", "give its address: --monitoring URL")
-    elif facts.monitoring.electors:
-        yield ok(check, f"electors that are connected to this server: {facts.monitoring.electors}")
-    else:
-        yield warning(
-            check,
-            "no elector is connected: after the death of a server new requests wait for 4 to 9 s and more",
-            "run one beside each server, with a login of its own: headrace elector",
-        )
 
 
 def _peers(facts: ServerFacts) -> Iterator[Finding]:

@@ -23,14 +23,12 @@ from headrace.doctor.facts import (
 from headrace.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.core.api import STREAM_NOT_FOUND, ApiError
-from headrace.jetstream.elections import ELECTOR_NAME
 from headrace.jetstream.errors import AccessDenied
 from headrace.jetstream.provision import StreamPlan, differences, parse_time, wanted_config
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
 
 _HTTP_TIMEOUT_S = 3.0
-_MOST_CONNECTIONS = 16384
 _NS = 1e9
 
 
@@ -82,13 +80,11 @@ def read_monitoring(url: str) -> MonitoringFacts:
         raise CommandError(f"--monitoring {url!r} is no http address")
     try:
         config = _told(url, "jsz?config=true")["config"]
-        connections = _told(url, f"connz?limit={_MOST_CONNECTIONS}")["connections"]
         return MonitoringFacts(
             max_memory=int(config["max_memory"]),
             max_storage=int(config["max_storage"]),
             sync_interval_s=0.0 if config.get("sync_always") else int(config.get("sync_interval", 0)) / _NS,
             store_dir=str(config.get("store_dir", "")),
-            electors=sum(one.get("name") == ELECTOR_NAME for one in connections),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommandError(f"--monitoring {url}: no monitoring port of a nats-server with JetStream answers: {error}") from None

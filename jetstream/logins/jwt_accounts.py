@@ -8,14 +8,14 @@ account has signed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.nats_jwt import NO_LIMIT, SigningKey, user_claims
 from headrace.jetstream.logins.nkey_logins import API_EXPORT, SEED, LoginFileUnusable, exported_subjects, user_key
-from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
+from headrace.jetstream.logins.permissions import PARTS_API, permissions
 from headrace.jetstream.logins.roles import Login, streams_account
 from headrace.jetstream.topology import Topology
 
@@ -32,14 +32,10 @@ _LIMITS = {
 _JETSTREAM = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), NO_LIMIT)
 
 
-def operator_config(
-    topology: Topology, folder: Path, logins: Iterable[Login], system: Mapping[str, Permissions] | None = None
-) -> str:
+def operator_config(topology: Topology, folder: Path, logins: Iterable[Login]) -> str:
     """Return the configuration of a server, after writing a credentials file for each login.
 
-    `system` has the logins of the system's account by their names. Makes the signing keys and seeds that are missing.
-
-    Raises LoginFileUnusable.
+    Makes the signing keys and seeds that are missing. Raises LoginFileUnusable.
     """
     keys = {name: _signing_key(folder / SIGNING, name, kind) for name, kind in _SIGNERS.items()}
     operator, streams, parts = keys["operator"], keys["streams"], keys["parts"]
@@ -48,9 +44,6 @@ def operator_config(
         token = parts.sign(user_key(folder, login.name), login.name, claims)
         seed = (folder / (login.name + SEED)).read_text().strip()
         _write(folder / (login.name + CREDENTIALS), _credentials(token, seed))
-    for name, allowed in (system or {}).items():
-        token = keys["system"].sign(user_key(folder, name), name, user_claims(allowed))
-        _write(folder / (name + CREDENTIALS), _credentials(token, (folder / (name + SEED)).read_text().strip()))
     subjects = exported_subjects(topology)
     prefix = streams_account(topology.subjects.prefix)
     accounts = {

@@ -22,7 +22,6 @@ END = "<!-- end of metrics -->"
 MODULES = {  # module → the processes that count in it
     "jetstream.metrics": "every process",
     "jetstream.stream_metrics": "the console",
-    "jetstream.elections.metrics": "electors",
     "broker.metrics": "`ingress`, `models`: frontends; `worker`: workers; `broker`: every process",
     "broker.durable.metrics": "frontends",
     "broker.batches.metrics": "frontends",

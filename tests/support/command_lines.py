@@ -9,7 +9,7 @@ from headrace.config.build_settings import frontend_settings, router_options, wo
 from headrace.config.options import options_of
 from headrace.config.settings import Settings, load
 
-PARTS = ("frontend", "router", "worker", "console", "planner", "steward", "elector")
+PARTS = ("frontend", "router", "worker", "console", "planner", "steward")
 
 
 def is_known(command: str) -> bool:

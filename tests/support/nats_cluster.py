@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.logins.elector_login import PERMISSIONS
 from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.proxy import NetworkProxy
 from headrace.up.frontend_probe import choose_port
@@ -26,11 +25,10 @@ NOBODY, NOWHERE = "127.0.0.1:1", "127.0.0.1:2"
 START_S = 60.0
 LAME_DUCK_S = 60.0
 SIZE = 3
-SYSTEM = {"user": "system", "password": "system"}
 
 
 class NatsCluster:
-    """Enter it to run the servers. Clients without a login share one account; that of `SYSTEM` is in the system account."""
+    """Enter it to run the servers. Clients without a login share one account."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -142,16 +140,10 @@ def _extra(n: int, listen: str, advertise: str, routes: list[str]) -> str:
         "}",
         "accounts {",
         "  HR { jetstream: enabled, users: [{user: anybody, password: anybody}] }",
-        f"  SYS {{ users: [{json.dumps({**SYSTEM, 'permissions': _allowed()})}] }}",
         "}",
-        "system_account: SYS",
         "no_auth_user: anybody",
     ]
     return "\n".join(lines)
-
-
-def _allowed() -> dict[str, list[str]]:
-    return {"publish": list(PERMISSIONS.publish), "subscribe": list(PERMISSIONS.subscribe)}
 
 
 def _jsz(server: EmbeddedServer) -> dict[str, Any] | None:

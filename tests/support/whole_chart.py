@@ -11,7 +11,6 @@ EVERYTHING: dict[str, Any] = {
     "planner": {"enabled": True, "login": LOGIN},
     "console": {"enabled": True, "keySecret": {"name": "console"}, "login": LOGIN},
     "steward": {"login": LOGIN},
-    "elector": {"login": LOGIN, "servers": ["nats://a:4222", "nats://b:4222", "nats://c:4222"]},
     "podMonitor": {"enabled": True},
     "pools": {
         "own": {

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.elections.elector import Elector
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.tools.chaos.deployment import DeploymentShape, Process
 from headrace.tools.chaos.ledger import Outcome
 from tests.faults.support.scene import NAMES, Asked, Hurt, Scene
-from tests.support.nats_cluster import SYSTEM, NatsCluster
+from tests.support.nats_cluster import NatsCluster
 
 TOKEN_S = 0.04
 SLOTS = 24
@@ -115,20 +114,6 @@ async def at_cluster(folder: Path, cluster: NatsCluster) -> AsyncIterator[Scene]
             scene = Scene(deployment, connection, options)
             await scene.well()
             yield scene
-
-
-@asynccontextmanager
-async def elector_at(cluster: NatsCluster) -> AsyncIterator[None]:
-    """Has the cluster elect at once when a server dies, while the context is open."""
-    ready = asyncio.Event()
-    running = asyncio.create_task(Elector(ConnectOptions(servers=cluster.urls, **SYSTEM)).run(ready))
-    try:
-        await asyncio.wait_for(ready.wait(), 30)
-        yield
-        assert not running.done(), "it has ended"
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
 
 
 def clients_at(server: EmbeddedServer) -> list[str]:

@@ -51,22 +51,6 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(20)
 
 
-@pytest.mark.parametrize("form", [(), ("--jwt",)], ids=["accounts", "tokens"])
-def test_electors_get_a_login_of_the_system_account_that_may_do_nothing_else(tmp_path: Path, form: tuple[str, ...]) -> None:
-    """A server that is alone has no raft groups, but says so, and to users of the system account only."""
-    logins = tmp_path / "logins"
-    init(logins, *form)
-    assert not (logins / "elector.nk").exists(), "nobody has asked for it"
-    assert "headrace elector --nats-context" in init(logins, "--elector", *form)
-    with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=(logins / "accounts.conf").read_text())) as server:
-        init(logins, "--elector", "--nats", server.url, *form)
-        context = json.loads((logins / "elector.json").read_text())
-        assert context["url"] == server.url
-        with running(logins, "elector", "--nats-context", str(logins / "elector.json")) as process:
-            until_said(logins / "elector.log", "watches ", process)
-            assert process.poll() is None
-
-
 def test_a_server_restarts_for_its_first_accounts_and_reloads_for_more(tmp_path: Path) -> None:
     """nats-server gives accounts that come by a reload no JetStream, and users of those that it has what they need."""
     logins, config = tmp_path / "logins", tmp_path / "nats-server.conf"

@@ -76,7 +76,7 @@ def test_a_unit_is_hardened(number: int, installed: list[Path]) -> None:
 
 
 def test_there_is_a_unit_for_each_part() -> None:
-    parts = {"nats", "frontend", "router", "worker@", "planner", "console", "steward", "elector"}
+    parts = {"nats", "frontend", "router", "worker@", "planner", "console", "steward"}
     assert {unit.stem for unit in UNITS} == {f"headrace-{part}" for part in parts}
 
 

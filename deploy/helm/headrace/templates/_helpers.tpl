@@ -42,73 +42,10 @@ app.kubernetes.io/component: {{ .component }}
 {{- .Values.broker.url | default (printf "nats://%s.%s.svc:%d" $service .Release.Namespace $port) -}}
 {{- end -}}
 
-{{/* "true" if the configuration of NATS' chart has logins of its own, or may have. Takes `config` of that chart. */}}
-{{- define "headrace.natsLogins" -}}
-{{- $config := . -}}
-{{- $own := or (not (empty $config.patch)) (dig "resolver" "enabled" false $config) -}}
-{{- $keys := list "accounts" "authorization" "operator" "resolver" "system_account" "no_auth_user" "trusted_keys" "trusted" -}}
-{{- range $key, $value := $config.merge | default dict -}}
-{{- $made := and (kindIs "map" $value) (ne $key "elector") (or (hasKey $value "$tplYaml") (hasKey $value "$tplYamlSpread")) -}}
-{{- if or $made (has (lower $key) $keys) (hasSuffix "$include" $key) -}}{{- $own = true -}}{{- end -}}
-{{- end -}}
-{{- if $own -}}true{{- end -}}
-{{- end -}}
-
-{{/* "true" if NATS' chart makes a cluster in which there is something to elect. Takes `config` of that chart. */}}
-{{- define "headrace.natsCluster" -}}
-{{- if and (dig "cluster" "enabled" false .) (ge (int (dig "cluster" "replicas" 3 .)) 3) -}}true{{- end -}}
-{{- end -}}
-
-{{/* The login of electors at servers that ask for none: a user of the system account with an empty password, and these rights.
-     Who reaches such servers may delete every stream anyway. Others stay in the account they are in, without a login, as long as
-     no account but this one is configured. Included by the configuration of NATS' chart, whose context it takes. */}}
-{{- define "headrace.electorUser" -}}
-{{- if and (include "headrace.natsCluster" .Values.config) (not (include "headrace.natsLogins" .Values.config)) -}}
-accounts:
-  $SYS:
-    users:
-      - user: elector
-        permissions:
-          publish: [$SYS.REQ.SERVER.PING.RAFTZ, $SYS.REQ.SERVER.PING.JSZ, $NRG.V.*, _INBOX.elector.>]
-          subscribe: [_INBOX.elector.>]
-{{- end -}}
-{{- end -}}
-
-{{/* "true" if electors run: of a cluster, where they have a login. */}}
-{{- define "headrace.elects" -}}
-{{- if not .Values.elector.enabled -}}
-{{- else if not .Values.nats.enabled -}}
-{{- if .Values.elector.servers -}}true{{- end -}}
-{{- else -}}
-{{- $config := .Values.nats.config | default dict -}}
-{{- $made := get (($config.merge | default dict).elector | default dict) "$tplYamlSpread" -}}
-{{- $asksNone := and $made (not (include "headrace.natsLogins" $config)) -}}
-{{- if and (include "headrace.natsCluster" $config) (or .Values.elector.login.secret $asksNone) -}}true{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Addresses of all servers of the cluster. */}}
-{{- define "headrace.natsServers" -}}
-{{- if .Values.elector.servers -}}
-{{- join "," .Values.elector.servers -}}
-{{- else -}}
-{{- $nats := .Values.nats -}}
-{{- $full := include "headrace.natsName" $ -}}
-{{- $pods := dig "statefulSet" "name" "" $nats | default $full -}}
-{{- $domain := dig "headlessService" "name" "" $nats | default (printf "%s-headless" $full) -}}
-{{- $port := int (dig "config" "nats" "port" 4222 $nats) -}}
-{{- $found := list -}}
-{{- range $i := until (int (dig "config" "cluster" "replicas" 3 $nats)) -}}
-{{- $found = append $found (printf "nats://%s-%d.%s.%s.svc:%d" $pods $i $domain $.Release.Namespace $port) -}}
-{{- end -}}
-{{- join "," $found -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Environment of every part. Takes (dict "top" $ "login" LOGIN "env" ENV), and "url" for another one than that of all. */}}
+{{/* Environment of every part. Takes (dict "top" $ "login" LOGIN "env" ENV). */}}
 {{- define "headrace.env" -}}
 - name: HEADRACE_NATS_URL
-  value: {{ .url | default (include "headrace.natsUrl" .top) | quote }}
+  value: {{ include "headrace.natsUrl" .top | quote }}
 - name: HEADRACE_NATS_REPLICAS
   value: {{ .top.Values.broker.replicas | quote }}
 - name: HEADRACE_PREFIX

@@ -34,7 +34,7 @@ PLACES = [
     and (place[-3:-1] not in SAME or place[-1] == "replicas")
     and not any(place[at : at + 2] in SAME and len(place) > at + 3 for at in range(len(place)))
 ]
-PARTS = ("frontend", "router", "worker", "planner", "console", "steward", "elector")
+PARTS = ("frontend", "router", "worker", "planner", "console", "steward")
 
 
 @cache
@@ -162,9 +162,7 @@ def test_probes_ask_the_routes_that_processes_have(everything: list[Object]) -> 
         ready = "/ready?of=frontend" if words[0] == "frontend" else "/ready"
         for name, path in (("startupProbe", "/live"), ("livenessProbe", "/live"), ("readinessProbe", ready)):
             probe = container.get(name)
-            if words[0] in ("frontend", "router", "planner", "elector") or (
-                words[0] == "worker" and thing["kind"] == "Deployment"
-            ):
+            if words[0] in ("frontend", "router", "planner") or (words[0] == "worker" and thing["kind"] == "Deployment"):
                 assert probe is not None, (thing["metadata"]["name"], name)
             if probe is not None and "httpGet" in probe:
                 assert probe["httpGet"]["path"] == path

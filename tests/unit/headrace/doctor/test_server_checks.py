@@ -18,7 +18,7 @@ GOOD = ServerFacts(
     plans=KEPT,
     skew_s=0.01,
     skew_bound_s=0.02,
-    monitoring=MonitoringFacts(max_memory=1 << 30, max_storage=1 << 40, sync_interval_s=2.0, electors=3),
+    monitoring=MonitoringFacts(max_memory=1 << 30, max_storage=1 << 40, sync_interval_s=2.0),
 )
 THREE = StreamFacts(
     name="HR_REQ", replicas=3, leader="n1", peers=(PeerFacts(name="n2", current=True), PeerFacts(name="n3", current=True))
@@ -39,14 +39,6 @@ def test_a_good_server_has_nothing_to_look_at() -> None:
     assert {f.level for f in check_server(cluster(THREE))} == {"ok"}
 
 
-def test_electors_are_for_clusters_with_copies() -> None:
-    alone = monitoring(electors=0)
-    for facts in (alone, replace(alone, cluster="c", streams=(replace(THREE, replicas=1, peers=()),))):
-        assert not [finding for finding in check_server(facts) if finding.check == "server.electors"]
-    unseen = replace(cluster(THREE), monitoring=None)
-    assert [f.level for f in check_server(unseen) if f.check == "server.electors"] == ["unknown"]
-
-
 @pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
@@ -59,7 +51,6 @@ def test_electors_are_for_clusters_with_copies() -> None:
         (replace(GOOD, max_payload=65536), "server.max_payload", "error"),
         (monitoring(sync_interval_s=120.0), "server.sync_interval", "warning"),
         (replace(GOOD, monitoring=None), "server.sync_interval", "unknown"),
-        (replace(monitoring(electors=0), cluster="c", streams=(THREE,)), "server.electors", "warning"),
         (replace(GOOD, plans=(StreamPlan("HR_REQ", "create"), KEPT[1])), "deployment.streams", "error"),
         (replace(GOOD, plans=(StreamPlan("HR_REQ", "create"),)), "deployment.streams", "error"),
         (replace(GOOD, plans=(StreamPlan("HR_REQ", "update"), KEPT[1])), "deployment.streams", "warning"),
