@@ -97,7 +97,7 @@ def imports(tree: ast.AST, modules: Iterable[str]) -> dict[str, Imported]:
 
 
 def _bound(body: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that statements bind in their own scope, without those that imports bind."""
+    """Return the names that statements bind in their own scope, without those that imports bind."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -173,7 +173,7 @@ class Normalised(ast.NodeTransformer):
         return node
 
     def _shadow_free(self, node: Function) -> Any:
-        """A method: the names of its class are none of its own."""
+        """Normalise a method, in which the names of its class are not in scope."""
         of_class = self._shadows.pop()
         made = self._function(node)
         self._shadows.append(of_class)
