@@ -50,23 +50,28 @@ ROWS = {
     "role decode": "role decode",
     "role encode": "role encode",
     "role embedding": "role embedding",
-    "handover params": "hand-over by parameters",
-    "handover rendezvous": "hand-over by rendezvous",
+    "handover params": "KV transfer by parameters",
+    "handover rendezvous": "KV transfer by rendezvous",
 }
-"""The words of the table, in its order; sleep levels and operations follow."""
+"""The words of the table, in its order. Sleep levels and operations follow; those with the same cells share a row."""
 
 
 def table() -> str:
     engines = supports()
     found = frozenset[str]().union(*(engine.words for engine in engines))
-    rows = {word: label for word, label in ROWS.items() if word in found}
-    for prefix in ("sleep level ", "operation "):
-        rows |= {word: f"{prefix}`{word.removeprefix(prefix)}`" for word in sorted(found) if word.startswith(prefix)}
-    if missing := found - rows.keys():
-        raise LookupError(f"these abilities have no row: {sorted(missing)}")
     lines = [f"| | {' | '.join(engine.title for engine in engines)} |", "|---" * (len(engines) + 1) + "|"]
-    for word, label in rows.items():
-        lines.append(f"| {label} | {' | '.join(_cell(engine, word) for engine in engines)} |")
+    lines += [f"| {ROWS[word]} | {' | '.join(_cell(engine, word) for engine in engines)} |" for word in ROWS if word in found]
+    shown = set(ROWS)
+    for family in ("sleep level", "operation"):
+        alike: dict[str, list[str]] = {}  # by what the engines say of them
+        for word in sorted(found):
+            if word.startswith(f"{family} "):
+                shown.add(word)
+                cells = " | ".join(_cell(engine, word) for engine in engines)
+                alike.setdefault(cells, []).append(f"`{word.removeprefix(f'{family} ')}`")
+        lines += [f"| {family}{'s' * (len(names) > 1)} {', '.join(names)} | {cells} |" for cells, names in alike.items()]
+    if missing := found - shown:
+        raise LookupError(f"these abilities have no row: {sorted(missing)}")
     return "\n".join(lines)
 
 
