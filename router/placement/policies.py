@@ -195,7 +195,7 @@ PolicyFactory = Callable[[SchedulerSettings, random.Random], Policy]
 
 
 def least_loaded(settings: SchedulerSettings, rng: random.Random) -> Policy:
-    """The worker that is free first. `direct` is this one too: eligibility sees to the worker that a request names."""
+    """Choose the worker that is free first. `direct` is this one too: eligibility sees to the worker that a request names."""
     return SimplePolicy(settings, _least_loaded)
 
 
@@ -210,7 +210,7 @@ def at_random(settings: SchedulerSettings, rng: random.Random) -> Policy:
 
 
 def power_of_two(settings: SchedulerSettings, rng: random.Random) -> Policy:
-    """The less loaded of two random workers (Mitzenmacher 2001)."""
+    """Choose the less loaded of two random workers (Mitzenmacher 2001)."""
     return SimplePolicy(settings, lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers))
 
 
