@@ -1,4 +1,4 @@
-"""The tables of metrics in docs/observability.md, made from the metrics themselves.
+"""The tables of metrics in docs/metrics.md, made from the metrics themselves.
 
 `python -m tests.docs.metrics_table` writes them anew; a test compares.
 """
@@ -15,7 +15,7 @@ from headrace.frontend.histogram import FastHistogram
 from headrace.frontend.metrics import Metrics
 from tests.docs.blocks import ROOT
 
-FILE = ROOT / "docs" / "observability.md"
+FILE = ROOT / "docs" / "metrics.md"
 BEGIN = "<!-- metrics: made by tests/docs/metrics_table.py -->"
 END = "<!-- end of metrics -->"
 
@@ -109,17 +109,17 @@ def tables() -> str:
         parts += [
             f"`{module.replace('.', '/')}.py` ({where}):",
             "",
-            "| metric | type | labels | meaning |",
-            "|---|---|---|---|",
+            "| metric | type | meaning |",
+            "|---|---|---|",
         ]
         parts += [_row(one) for one in declared(module)] + [""]
     return "\n".join(parts).rstrip()
 
 
 def _row(one: Declared) -> str:
-    labels = ", ".join(f"`{label}`" for label in one.labels)
+    name = one.name + (f"{{{','.join(one.labels)}}}" if one.labels else "")
     kind = one.kind + (f", {_number(one.buckets[0])} to {_number(one.buckets[-1])}" if one.buckets else "")
-    return f"| `{one.name}` | {kind} | {labels} | {one.help} |"
+    return f"| `{name}` | {kind} | {one.help} |"
 
 
 def _number(bound: float) -> str:

@@ -1,4 +1,4 @@
-"""docs/observability.md has every metric, and every metric keeps the rules that are written there."""
+"""docs/metrics.md has every metric, and every metric keeps the rules that are written there."""
 
 from __future__ import annotations
 
