@@ -10,7 +10,7 @@ from typing import Any
 from headrace.broker.blocks import MediaSpan
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.sim.answers.guided.draws import Draws
+from headrace.workers.sim.answers.guided.strings import Draws
 from headrace.workers.sim.answers.guided.texts import guided_text
 from headrace.workers.sim.answers.token_constraints import RestrictedAnswer, is_restricted
 from headrace.workers.sim.answers.tokens import SimAnswer, Vocabulary

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.broker.codec import pack_u32
 from headrace.workers.errors import WorkerError
-from headrace.workers.sim.answers.guided.draws import Draws
+from headrace.workers.sim.answers.guided.strings import Draws
 from headrace.workers.sim.answers.guided.texts import guided_text
 from headrace.workers.sim.answers.tokens import Vocabulary
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from headrace.workers.sim.answers.guided.draws import Draws
+from headrace.workers.sim.answers.guided.strings import Draws
 from headrace.workers.sim.answers.guided.texts import guided_text
 
 WORDS = ["cat", "dog", "the", "understanding", "of"]

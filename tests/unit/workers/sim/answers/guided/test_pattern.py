@@ -15,7 +15,6 @@ PATTERNS = [
     r"yes|no",
     r"\d{3}-\d{4}",
     r"^[A-Z][a-z]{2,8}( [A-Z]\w*)?$",
-    r"(?P<quote>['\"]).*(?P=quote)",
     r"[^a-z\s]{5}",
     r"(?i)[^a-y]+",
     r"\W\D\S.",
@@ -45,6 +44,7 @@ def test_a_pattern_with_open_repetitions_reaches_any_length(one, other, key):
     ("pattern", "message"),
     [
         ("(?=a)a", "assert"),
+        (r"(a|b)\1", "groupref"),
         ("(?<!a)b", "assert_not"),
         (r"\bword\b", "at_boundary"),
         ("(?>a)", "atomic_group"),

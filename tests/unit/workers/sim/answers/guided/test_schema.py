@@ -26,7 +26,6 @@ def merged(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
 numbers = st.one_of(st.integers(-(10**12), 10**12), st.floats(-1e6, 1e6).map(lambda x: round(x, 3)))
 ranges = st.tuples(numbers, st.integers(3, 10**6)).map(lambda pair: {"minimum": pair[0], "exclusiveMaximum": pair[0] + pair[1]})
 ends = st.one_of(st.just({}), ranges, numbers.map(lambda x: {"exclusiveMinimum": x}), numbers.map(lambda x: {"maximum": x}))
-steps = st.one_of(st.just({}), st.sampled_from([1, 2, 3, 0.5, 0.1, 0.25]).map(lambda x: {"multipleOf": x}))
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=5), st.just(1.5))
 values = st.recursive(
     scalars, lambda v: st.one_of(st.lists(v, max_size=2), st.dictionaries(st.text(max_size=3), v, max_size=2))
@@ -41,7 +40,7 @@ leaves = st.one_of(
         lambda name: {"type": "string", "format": name}
     ),
     st.sampled_from([r"^[a-z]{2,4}-\d+$", r"x|yy", r"^(?:ab?)+c*$"]).map(lambda p: {"type": "string", "pattern": p}),
-    merged(st.sampled_from([{"type": "integer"}, {"type": "number"}]), ends, steps),
+    merged(st.sampled_from([{"type": "integer"}, {"type": "number"}]), ends),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}]),
     st.lists(values, min_size=1, max_size=4).map(lambda v: {"enum": v}),
     values.map(lambda v: {"const": v}),
@@ -69,7 +68,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             "additionalProperties": False,
         }
     )
-    maps = inner.map(lambda s: {"type": "object", "additionalProperties": s, "minProperties": 2, "maxProperties": 3})
+    maps = inner.map(lambda s: {"type": "object", "additionalProperties": s})
     either = st.lists(inner, min_size=1, max_size=3).map(lambda s: {"anyOf": s})
     return st.one_of(arrays, tuples, objects, closed, maps, either)
 
@@ -125,39 +124,21 @@ HARDER = {
             {"properties": {"a": {"maximum": 4}, "b": {"type": "boolean"}}, "required": ["b"]},
         ]
     },
-    "one of, overlapping": {"type": "integer", "minimum": 0, "maximum": 20, "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
-    "not": {"type": "integer", "minimum": 0, "maximum": 3, "not": {"enum": [0, 1, 2]}},
-    "enum beside other words": {"enum": ["a", "bb", 3, None], "type": "string", "minLength": 2},
+    "one of, by a constant": {
+        "oneOf": [
+            {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "null"}}, "required": ["kind"]}
+            for kind in ("cat", "dog")
+        ]
+    },
+    "one of, by type": {"oneOf": [{"type": "string"}, {"type": "number", "minimum": 1}, {"enum": [None, True]}]},
     "unique": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 4}, "uniqueItems": True, "minItems": 4},
     "unique beside equal numbers": {"type": "array", "items": {"enum": [1, 1.0, True]}, "uniqueItems": True, "minItems": 2},
     "exact pattern length": {"type": "string", "pattern": "^[a-z0-9_]+$", "minLength": 23, "maxLength": 23},
-    "two patterns": {"allOf": [{"type": "string", "pattern": "^[ab]{4}$"}, {"pattern": "a"}]},
-    "names by pattern": {"type": "object", "patternProperties": {"^x-\\d$": {"type": "null"}}, "additionalProperties": False},
-    "names by schema": {
-        "type": "object",
-        "propertyNames": {"enum": ["red", "green", "blue"]},
-        "additionalProperties": {"type": "integer"},
-        "minProperties": 2,
-    },
-    "a property that must match a pattern too": {
-        "type": "object",
-        "properties": {"x-1": {"minimum": 5}},
-        "patternProperties": {"^x": {"type": "integer", "maximum": 6}},
-        "required": ["x-1"],
-    },
     "narrow range": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.2},
     "one number": {"type": "number", "minimum": 0.3, "maximum": 0.3},
-    "tenths": {"type": "number", "multipleOf": 0.1, "minimum": 0.2, "maximum": 7},
-    "large": {"type": "integer", "minimum": 2**70, "multipleOf": 7},
+    "large": {"type": "integer", "minimum": 2**70},
     "escaped reference": {"$defs": {"a/b~c d": {"const": 1}}, "$ref": "#/$defs/a~1b~0c%20d"},
     "no type named": {"minimum": 4, "maximum": 5},
-    "three must be there": {
-        "type": "object",
-        "properties": {name: {"type": "null"} for name in "abcd"},
-        "minProperties": 3,
-        "maxProperties": 3,
-        "additionalProperties": False,
-    },
 }
 
 
@@ -201,7 +182,16 @@ REFUSED = {
     "a list of item schemas": ({"items": [{}]}, r"\$\.items must be a schema"),
     "type": ({"type": "text"}, "type='text' must be of string, "),
     "count": ({"minLength": -1}, "minLength=-1"),
-    "step": ({"multipleOf": 0}, "multipleOf=0 must be a number above 0"),
+    "step": ({"properties": {"a": {"multipleOf": 2}}}, r"\$\.properties\.a\.multipleOf: .*cannot follow"),
+    "not": ({"not": {}}, r"\$\.not: .*cannot follow the keyword 'not'"),
+    "names": ({"propertyNames": {}}, "propertyNames"),
+    "one of, overlapping": ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf whose alternatives overlap"),
+    "words beside an enum": ({"enum": ["a", "bb"], "minLength": 2}, "'minLength' beside enum or const"),
+    "two patterns": ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "'pattern' twice"),
+    "closed apart": (
+        {"allOf": [{"additionalProperties": False}, {"properties": {"a": {}}}]},
+        "additionalProperties apart from the properties",
+    ),
     "infinite": ({"minimum": float("inf")}, "minimum=inf"),
     "reference away": ({"$ref": "https://example.org/x"}, "points outside"),
     "reference to nothing": ({"$ref": "#/$defs/x"}, "points at nothing"),
@@ -213,7 +203,6 @@ REFUSED = {
     "two types": ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "no value"),
     "no such item": ({"type": "array", "minItems": 2, "prefixItems": [{}], "items": False}, "no value"),
     "too few": ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "no more different"),
-    "not anything": ({"type": "integer", "not": {}}, "nothing fits"),
     "bad pattern": ({"type": "string", "pattern": "("}, "pattern"),
     "too many": ({"type": "array", "minItems": 10**6}, "more than 5000 values"),
     "a crowd": ({"allOf": [{"anyOf": [{"const": n} for n in range(30)]}] * 2}, "combinations"),

@@ -19,15 +19,12 @@ CALL = {
     },
     "end": ["}\n</tool_call>"],
 }
-A = {"type": "const_string", "value": "A"}
 ONE_CALL = r'<tool_call>\n\{"name": "f", "arguments": \{"x": -?\d+\}\}\n</tool_call>'
 
 
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
-        ({"type": "tags_with_separator", "tags": [CALL], "separator": ";", "at_least_one": True}, rf"{ONE_CALL}(;{ONE_CALL})*"),
-        ({"type": "tags_with_separator", "tags": [CALL], "separator": "", "stop_after_first": True}, rf"({ONE_CALL})?"),
         ({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [CALL]}, rf"([^<]*({ONE_CALL})?)*"),
         (
             {
@@ -50,11 +47,6 @@ ONE_CALL = r'<tool_call>\n\{"name": "f", "arguments": \{"x": -?\d+\}\}\n</tool_c
             },
             r"A[0-9](?s:.*)",
         ),
-        ({"type": "or", "elements": [{"type": "const_string", "value": "A"}, {"type": "const_string", "value": "B"}]}, "A|B"),
-        ({"type": "optional", "content": A}, "A?"),
-        ({"type": "plus", "content": A}, "A+"),
-        ({"type": "star", "content": A}, "A*"),
-        ({"type": "repeat", "min": 2, "max": 3, "content": A}, "AA|AAA"),
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
@@ -82,8 +74,8 @@ def test_the_older_notation_of_structural_tags_is_read_too():
             {"type": "tag", "begin": {"type": "token", "token": 1}, "content": {"type": "any_text"}, "end": ""},
             "not with tokens",
         ),
-        ({"type": "or", "elements": []}, "elements is empty"),
-        ({"type": "repeat", "min": 900, "max": 900, "content": {"type": "any_text"}}, "the most are"),
+        ({"type": "star", "content": {"type": "any_text"}}, "does not know the format 'star'"),
+        ({"type": "triggered_tags", "triggers": [], "tags": []}, "tags is empty"),
         ({"type": "regex", "pattern": 1}, "wrong type"),
         (None, "needs the field 'type'"),
     ],
