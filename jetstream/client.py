@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlparse
 
 import structlog
 
@@ -31,7 +32,6 @@ from headrace.jetstream.errors import (
 )
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
-from headrace.jetstream.nodes.node_watch import NodeWatch
 from headrace.jetstream.objects.store import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState
 from headrace.jetstream.pull import PullOptions, StreamPull
@@ -43,8 +43,12 @@ log = structlog.get_logger(__name__)
 
 DRAIN_TIMEOUT_S = 5.0
 TASKS_S = 5.0  # for the ends of a connection's own tasks
-CANCEL_AGAIN_S = 2.5  # of one that goes on; a check of another server closes its own connection meanwhile
+CANCEL_AGAIN_S = 2.5  # of one that goes on
 REMIND_S = 10.0
+LOOK_S = 0.1
+UNSTORED_S = 2.5  # of tries in vain, before another server of a cluster is tried
+LEAVE_AGAIN_S = 10.0  # an election also stores nothing, for 4 to 9 s
+KNOW_ALL_S = 2.0  # after the server was left
 
 __all__ = ["ConnectOptions", "Connection"]
 
@@ -81,6 +85,7 @@ class Connection:
         self._last_error = ("", 0.0)
         core.on_restored = lambda: self._on_up(first=False)
         core.on_down = self._on_down
+        core.on_leave = self._on_leave
         core.on_error = self._on_error
         core.on_permission_error = self._on_permission_error
 
@@ -98,7 +103,7 @@ class Connection:
         async with given_up_on_error(core, options):
             await check_server(core.info, connection.api, options)
         if len(options.servers) > 1:
-            connection._start(NodeWatch(core, connection._mux, options, connection._inbox).run())
+            connection._start(connection._watch_server())
         return connection
 
     async def __aenter__(self) -> Self:
@@ -178,6 +183,38 @@ class Connection:
             hook()
         if not self._closing:
             _report("connection.lost", server=self.options.address)
+
+    async def _watch_server(self) -> None:
+        """Send again what a cluster leaves unanswered, and go from a server that stores nothing to another one.
+
+        A server that a partition has left in the minority keeps its clients and answers their pings.
+        """
+        loop = asyncio.get_running_loop()
+        looked, not_before = loop.time(), 0.0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before, looked = looked, loop.time()
+            if not self._core.up or looked - before > 2 * LOOK_S:  # this process stood still: answers may wait to be read
+                continue
+            self._mux.repeat_unanswered(looked)
+            if looked >= not_before and self._mux.unstored_s(looked) > UNSTORED_S:
+                not_before = looked + LEAVE_AGAIN_S
+                await self._core.leave()
+
+    def _on_leave(self) -> None:
+        here = self._core.connected_url.netloc if self._core.connected_url else ""
+        others = [url for url in self.options.servers if urlparse(url if "://" in url else f"nats://{url}").netloc != here]
+        if others:
+            metrics.NODES_LEFT.inc()
+            unstored_s = self._mux.unstored_s(asyncio.get_running_loop().time())
+            why = "nothing is stored there" if unstored_s > UNSTORED_S else "it answers no pings"
+            _report("connection.moved", server=here, why=why)
+            self._core.set_server_pool(others)
+            asyncio.get_running_loop().call_later(KNOW_ALL_S, self._know_all)
+
+    def _know_all(self) -> None:
+        if not self._core.is_closed:
+            self._core.set_server_pool(list(self.options.servers))
 
     def _on_error(self, text: str) -> None:
         """Log each new error once, with a reminder every REMIND_S: an absent server fails four tries a second."""

@@ -32,6 +32,7 @@ SAFE_PATCHES = {(2, 11): 16, (2, 12): 7, (2, 13): 99, (2, 14): 3}
 RESET_TRIES = 4
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
+CLUSTER_PING_INTERVAL_S = 1  # a frozen server is left after two unanswered pings: there is another one to go to
 PINGS_OUTSTANDING = 2
 CLOSE_S = 4.0  # the end of the socket has two seconds of them
 
@@ -79,7 +80,7 @@ async def _dial_once(options: ConnectOptions) -> CoreClient:
                 max_reconnect_attempts=1,
                 connect_timeout=options.connect_timeout_s,
                 reconnect_time_wait=RECONNECT_WAIT_S,
-                ping_interval=PING_INTERVAL_S,
+                ping_interval=CLUSTER_PING_INTERVAL_S if len(options.servers) > 1 else PING_INTERVAL_S,
                 max_outstanding_pings=PINGS_OUTSTANDING,
                 pending_size=0,  # our own limit applies (core.PENDING_SIZE); this one would block the senders
                 skip_subject_validation=True,  # subjects are built by headrace.jetstream.subjects, which validates every token

@@ -7,7 +7,7 @@ from headrace.loop_metrics import Counter, Gauge
 CONNECTED = Gauge("headrace_jetstream_connections", "Connections to NATS that are up")
 RECONNECTS = Counter("headrace_jetstream_reconnects_total", "Times a connection to NATS came back")
 NODES_LEFT = Counter(
-    "headrace_jetstream_nodes_left_total", "Servers of a cluster left because they were cut off or stood still"
+    "headrace_jetstream_nodes_left_total", "Servers of a cluster left because they answered no pings or stored nothing"
 )
 DROPPED = Counter("headrace_jetstream_dropped_sends_total", "Core messages and acks not sent", ["reason"])
 PUBLISHES = Counter("headrace_jetstream_publishes_total", "Stream publishes by outcome", ["outcome"])

@@ -20,7 +20,7 @@ import structlog
 from headrace.jetstream import metrics
 from headrace.jetstream.core import api, wire
 from headrace.jetstream.core.ack_group import AckGroup, AckPart
-from headrace.jetstream.core.call import Call, ServerReply
+from headrace.jetstream.core.call import AGAIN_S, Call, ServerReply
 from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
@@ -71,6 +71,7 @@ class Mux:
         self._calls: dict[bytes, Call] = {}
         self._numbers = count(1)
         self._denied: str | None = None
+        self._unstored_since = self._last_unstored = 0.0  # loop times of failed publishes since the last that was stored
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
         self._shown = f"{shown or inbox}.q."
@@ -79,6 +80,7 @@ class Mux:
     # Events of the connection:
 
     def up(self) -> None:
+        self._unstored_since = 0.0
         self._up.set()
 
     def down(self) -> None:
@@ -89,9 +91,10 @@ class Mux:
             else:
                 call.fail(_Disconnected())
 
-    def unanswered_s(self, now: float) -> float:
-        """Return how long the publish that waits longest has waited for its ack; 0 if none does."""
-        return max((now - call.asked_at for call in self._calls.values() if call.asked_at), default=0.0)
+    def unstored_s(self, now: float) -> float:
+        """Return for how long nothing was stored although it was tried; 0 after something was."""
+        waiting = max((now - call.asked_at for call in self._calls.values() if call.asked_at), default=0.0)
+        return max(waiting, self._last_unstored - self._unstored_since if self._unstored_since else 0.0)
 
     def repeat_unanswered(self, now: float) -> None:
         """Send again what has had no answer for a while: whom it was sent to may be gone, and another one leads by now."""
@@ -146,6 +149,9 @@ class Mux:
         del self._calls[number]
         if call.timer is not None:
             call.timer.cancel()
+        if call.asked_at and (now := self._loop.time()) > call.asked_at + AGAIN_S:  # also one that its caller gave up
+            self._unstored_since = self._unstored_since or call.asked_at
+            self._last_unstored = now
 
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float, shown: bool = False, repeated: bool = False
@@ -183,11 +189,9 @@ class Mux:
         try:
             ack = await self._publish(call)
         except JetStreamError as error:
-            metrics.PUBLISHES.labels(type(error).__name__).inc()
-            raise
+            raise self._failed(error) from None
         finally:
             self._close(number, call)
-        _stored.inc()
         return ack
 
     async def publish_all(
@@ -238,7 +242,7 @@ class Mux:
         if reply.error is not None:
             return False
         outcomes[place] = _ack_of(reply)
-        _stored.inc()
+        self._note_stored(call)
         return True
 
     async def _go_on(self, call: Call) -> PubAck | JetStreamError:
@@ -249,12 +253,15 @@ class Mux:
             ack = await self._publish(call, first)
         except JetStreamError as error:
             return self._failed(error)
-        _stored.inc()
         return ack
 
     def _failed(self, error: JetStreamError) -> JetStreamError:
         metrics.PUBLISHES.labels(type(error).__name__).inc()
         return error
+
+    def _note_stored(self, call: Call) -> None:
+        call.asked_at = self._unstored_since = 0.0
+        _stored.inc()
 
     def _expire_publish(self, call: Call) -> None:
         call.timed_out = True
@@ -298,6 +305,7 @@ class Mux:
             else:
                 reply = _pub_reply.decode(answer.data)
                 if reply.error is None:
+                    self._note_stored(call)
                     return _ack_of(reply)
                 last = api.publish_fault(reply.error, call.subject)
                 if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS, api.BEING_STORED):

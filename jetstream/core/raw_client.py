@@ -84,6 +84,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         self.on_error: Callable[[str], None] = lambda _text: None
         self.on_restored: Callable[[], None] = lambda: None
         self.on_down: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[], None] = lambda: None
         self._pending: list[bytes] = []
         self.tls_only = False  # nothing is said to a server that offers no TLS
         self.up = False  # connected, and the server knows all subscriptions of this client
@@ -142,13 +143,6 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         async with asyncio.timeout(timeout_s):
             await pong
 
-    def ping(self, on_pong: Callable[[], None]) -> None:
-        """Send a PING; `on_pong` is called when it is answered, and never if the connection breaks before."""
-        pong: asyncio.Future[bool] = self._event_loop.create_future()
-        pong.add_done_callback(lambda answered: None if answered.cancelled() else on_pong())
-        self._pongs.append(pong)
-        self.send_now(PING_PROTO)
-
     # Receiving:
 
     def tap(self, subject: str, handler: RawHandler, *, queue: str = "") -> Tap:
@@ -202,6 +196,9 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             await self._process_op_err(self._err)
 
     async def _process_op_err(self, e: Exception) -> None:
+        if isinstance(e, errors.StaleConnectionError) and self.is_connected and self.options["allow_reconnect"]:
+            await self.leave()
+            return
         await super()._process_op_err(e)
         if not self.is_connected:
             self.mark_down()
@@ -228,9 +225,9 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         if not self.is_connected:
             self.mark_down()
 
-    async def leave(self, servers: list[str]) -> None:
-        """Go from a server that does not reach the others, or stands still, to one of `servers`."""
-        self.set_server_pool(servers)
+    async def leave(self) -> None:
+        """Go from a server that answers nothing, or stores nothing, to another one. `on_leave` has named those to try."""
+        self.on_leave()
         self.leaving = True
         try:
             await self.force_reconnect()

@@ -323,7 +323,6 @@ def _planner(book: RuleBook, login: Login) -> None:
 def _console(book: RuleBook, login: Login) -> None:
     book.connect()
     book.count("req.>", "work.>", "job.>")
-    book.answer(f"{login.inbox}.*.reach")  # what it sends itself to see whether its server reaches the others
     book.api("STREAM.LIST", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*")
     book.look_up("members")
     book.scan("LOAD")

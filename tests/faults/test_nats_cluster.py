@@ -178,7 +178,6 @@ async def test_a_server_that_is_only_slow_is_not_left_nor_by_a_client_that_stand
         async with await Connection.connect(ConnectOptions(servers=cluster.urls), subjects=subjects) as connection:
             name = connection.core.info["server_name"]
             server = cluster.named(name)
-            await asyncio.sleep(1.5)  # until it watches two servers
             await starve(server, times=12)
             for _ in range(3):
                 time.sleep(1.2)  # the client is what stands still

@@ -31,7 +31,7 @@ async def test_messages_asked_for_at_a_server_that_was_left_are_taken_at_the_nex
         loop._schedule()
         await until(lambda: loop.outstanding == 3)
         inboxes.append(loop._inbox)
-        await connection._core.leave([connection.options.servers[0]])
+        await connection._core.leave()
         await until(lambda: connection.connected and loop.outstanding == 3)
         await connection.barrier()
         assert loop._inbox not in inboxes

@@ -110,6 +110,25 @@ async def test_what_has_no_answer_is_sent_again_under_its_id_and_its_refusal_is_
         await publishing
 
 
+async def test_it_is_known_for_how_long_nothing_was_stored_although_it_was_tried() -> None:
+    """A server that a partition has left in the minority refuses or leaves unanswered; one stored message ends that time."""
+    core = Core()
+    mux = Mux(core, "inbox")  # type: ignore[arg-type]
+    mux.up()
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.ensure_future(mux.publish("a.b", b"body", dict(ID), timeout_s=0.5))
+    await asyncio.sleep(0)
+    assert mux.unstored_s(loop.time() + 5.0) > 4.9
+    core.answers = {0: NO_LEADER}
+    for failing in (waiting, mux.publish("a.b", b"body", dict(ID), timeout_s=0.5)):
+        with pytest.raises((NoLeader, PublishUnknown)):
+            await failing
+    assert 0.4 < mux.unstored_s(loop.time() + 60.0) < 5.0, "the time in which nothing is tried does not count"
+    core.answers = {0: STORED}
+    await mux.publish("a.b", b"body", dict(ID), timeout_s=5.0)
+    assert mux.unstored_s(loop.time()) == 0.0
+
+
 async def test_what_must_not_be_done_twice_is_not_sent_again() -> None:
     core = Core()
     mux = Mux(core, "inbox")  # type: ignore[arg-type]
