@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -31,6 +32,7 @@ from headrace.workers.engine import (
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
+from headrace.workers.sim.answers.prescribed_text import read_script, scripted
 from headrace.workers.sim.answers.tokens import (
     BUNDLED_TOKENIZER,
     Vocabulary,
@@ -87,6 +89,7 @@ class SimEngine:
         self._driver: StepDriver | None = None
         self._events = EventBuffer()
         self._pooling: SimPooling | None = None
+        self._script: Callable[[Seq[int]], str | None] | None = None
         self._media = frozenset(MEDIA_KINDS)  # fewer if the tokenizer lacks placeholders
         self._adapters: dict[str, str] = {}  # name → where it was loaded from; answers differ by the name alone
         self._capabilities: Capabilities | None = None  # kept from the start on: every sequence asks for them
@@ -132,6 +135,8 @@ class SimEngine:
             raise EngineStartFailed(
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
+        if settings.script:
+            self._script = functools.partial(scripted, read_script(settings.script), vocabulary.table)
         if settings.pooling is not None:
             from headrace.workers.sim.answers.pooling import SimPooling  # an engine without vectors must not load numpy
 
@@ -225,6 +230,10 @@ class SimEngine:
         for item in sequence.media:
             if (kind := item.get("kind")) in MEDIA_KINDS and kind not in self._media:
                 raise UnsupportedByEngine(f"this simulator takes no media of kind {kind!r} (media_tokens)", param="media")
+        if self._script is not None and PRESCRIBED not in sequence.extra:
+            answer = self._script(sequence.token_ids[: sequence.prompt_tokens])
+            if answer is not None:
+                sequence = msgspec.structs.replace(sequence, extra={**sequence.extra, PRESCRIBED: answer})
         speller = scheduler.speller
         if not speller.ready and (sequence.guided or PRESCRIBED in sequence.extra):
             await asyncio.to_thread(speller.prepare)

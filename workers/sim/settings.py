@@ -60,6 +60,7 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     load_failure: Literal["fail", "recompute"] = "fail"  # params: when blocks do not come
     kv_replay_batches: Count = 256  # KV event batches that can be asked for again
     sleep_frees_memory: bool = True
+    script: str = ""  # a file of rules: which answer a prompt gets; empty = none
     profile_dir: str = ""  # where profiles of its steps are written; empty = none can be taken
     faults: Faults = Faults()
     allow_request_faults: bool = False

@@ -1,4 +1,4 @@
-"""Spells any text in tokens of a tokenizer: for answers that the simulator is told to give.
+"""Spells any text in tokens of a tokenizer, for answers that are given to the simulator, and reads scripts of such answers.
 
 Added tokens (`<think>`, `<|im_end|>`) are found by their text, what lies between them is cut greedily: always the longest token
 that fits. That is rarely how the tokenizer's own merges would cut it, but the tokens' bytes put together are the text.
@@ -7,11 +7,12 @@ that fits. That is rarely how the tokenizer's own merges would cut it, but the t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.text.tokens import TokenTable
 
 
@@ -89,3 +90,33 @@ class Speller:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         self._added = added
         return added
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule of a script: where the pattern `when` is found in a prompt, the answer is `say`."""
+
+    when: re.Pattern[str]
+    say: str
+
+
+def read_script(path: str) -> list[Rule]:
+    """Read a script: a JSON list of rules. Raises EngineStartFailed naming the file and what is wrong with it."""
+
+    def pattern(_kind: type, value: object) -> re.Pattern[str]:
+        if not isinstance(value, str):
+            raise ValueError(f"a pattern is a text, not {value!r}")
+        try:
+            return re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a pattern: {error}") from None
+
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=list[Rule], dec_hook=pattern)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EngineStartFailed(f"simulator argument script={path!r}: {error}") from None
+
+
+def scripted(rules: Iterable[Rule], table: TokenTable, prompt_ids: Sequence[int]) -> str | None:
+    """Return the answer of the first rule that applies to a prompt, None when there is none."""
+    prompt = b"".join(map(table.token_bytes, prompt_ids)).decode(errors="replace")
+    return next((rule.say for rule in rules if rule.when.search(prompt)), None)

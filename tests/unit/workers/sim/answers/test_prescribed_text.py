@@ -1,9 +1,11 @@
-"""Answers that a request prescribes word by word (`sim_answer`)."""
+"""Answers that a request prescribes word by word (`sim_answer`), and scripts that do so for requests."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Sequence as Seq
 
 import msgspec
 import pytest
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import EngineConfig, Sequence
-from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.engine import EngineConfig, Output, Sequence
+from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.answers.answers import answer_to
-from headrace.workers.sim.answers.prescribed_text import Speller
+from headrace.workers.sim.answers.prescribed_text import Speller, read_script, scripted
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, expected_ids
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.scheduler import SimScheduler
@@ -177,3 +179,57 @@ async def test_the_tables_for_spelling_are_made_beside_the_event_loop(monkeypatc
     await engine.stop(1.0)
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+def test_the_first_rule_of_a_script_that_is_found_in_the_prompt_gives_the_answer(tmp_path):
+    spell, table = bundled_vocabulary().speller.spell, bundled_vocabulary().table
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"when": "tool\n3 files", "say": "Three."}, {"when": r"(?i)list\b", "say": "ls"}]))
+    rules = read_script(str(script))
+    for prompt, answer in {"List them.": "ls", "List them.\ntool\n3 files": "Three.", "Listen.": None}.items():
+        assert scripted(rules, table, spell(prompt, param="prompt")) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (None, "No such file"),
+        ("[{", "truncated"),
+        ('[{"when": "a"}]', "missing required field `say`"),
+        ('[{"when": "a", "say": "b", "then": "c"}]', "unknown field `then`"),
+        ('[{"when": "(a", "say": "b"}]', r"'\(a' is not a pattern"),
+        ('[{"when": 1, "say": "b"}]', "a pattern is a text, not 1"),
+    ],
+)
+async def test_a_script_that_cannot_be_read_ends_the_start_and_is_named(tmp_path, text, wrong):
+    script = tmp_path / "script.json"
+    if text is not None:
+        script.write_text(text)
+    with pytest.raises(EngineStartFailed, match=rf"script='{script}': .*{wrong}"):
+        await SimEngine().start(
+            EngineConfig(model="sim", served_name="sim", args={"script": str(script)}), lambda outputs: None
+        )
+
+
+async def test_an_engine_answers_by_its_script_where_the_request_prescribes_nothing(tmp_path):
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"when": "", "say": "by the script"}]))
+    said: dict[str, list[int]] = {"plain": [], "own": []}
+    ended = asyncio.Event()
+
+    def sink(outputs: Seq[Output]) -> None:
+        for output in outputs:
+            said[output.id] += output.ids
+        if all(ids[-1:] == [EOS] for ids in said.values()):
+            ended.set()
+
+    engine = SimEngine()
+    await engine.start(EngineConfig(model="sim", served_name="sim", args={"script": str(script)}), sink)
+    plain = Sequence(id="plain", token_ids=PROMPT, prompt_tokens=3, sampling=Sampling(max_tokens=100))
+    try:
+        await engine.submit(plain)
+        await engine.submit(msgspec.structs.replace(asked("its own", max_tokens=100), id="own"))
+        await asyncio.wait_for(ended.wait(), 5)
+    finally:
+        await engine.stop(1.0)
+    assert {name: text_of(ids[:-1]) for name, ids in said.items()} == {"plain": "by the script", "own": "its own"}
