@@ -152,6 +152,8 @@ def _part(block: Any, where: str) -> Block | None:
     if kind == "text":
         text = text_at(block, "text", where)
         return {"type": "text", "text": text} if text else None
+    if kind == "tool_reference":  # what a client's own search for tools has found: it offers them from now on
+        return {"type": "text", "text": f"The tool {text_at(block, 'tool_name', where)} can be called now."}
     if kind == "image":
         return {"type": "image_url", "image_url": {"url": _image(block.get("source"), f"{where}.source")}}
     if kind == "document":

@@ -61,6 +61,14 @@ def test_blocks_become_messages() -> None:
     ]
 
 
+def test_a_tool_that_the_client_has_found_is_named_to_the_model() -> None:
+    found = {"type": "tool_reference", "tool_name": "mcp__depot__stock"}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [found]}
+    assert chat_of(messages=[{"role": "user", "content": [result]}]).messages == [
+        {"role": "tool", "tool_call_id": "c", "content": "The tool mcp__depot__stock can be called now."}
+    ]
+
+
 def test_images_are_handed_on_as_the_chat_api_has_them() -> None:
     bytes_ = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
     url = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
