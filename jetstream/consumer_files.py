@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.jetstream.encryption.key_files import META_KEY, NONCE_BYTES
-
+META_KEY = "meta.key"  # of an encrypted consumer
+NONCE_BYTES = 16
 MAGIC = 22
 VERSIONS = {1: 2, 2: 3}  # numbers per pending message: its sequence in the stream, its delivery since version 2, its timestamp
 POSITIONS = 4

@@ -7,9 +7,12 @@ launcher that asks the kernel for a signal when its parent dies, and then become
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import hashlib
+import hmac
 import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -22,9 +25,6 @@ from typing import Self
 import structlog
 
 from headrace.jetstream.consumer_files import set_damaged_aside
-from headrace.jetstream.encryption.plain_store import encrypt_store, settle
-from headrace.jetstream.encryption.store_key import StoreKey, StoreKeyUnusable, plain_streams
-from headrace.jetstream.encryption.unfinished_blocks import remove_unfinished_blocks
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.server_health import ServerHealth, read_health, streams_left_out
 from headrace.jetstream.settings import ServerSettings
@@ -35,6 +35,9 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
 CONFIG = "nats-server.conf"  # in the data folder
+KEY = "store.key"  # in the data folder
+KEY_ID = "store.key.id"  # beside an encrypted store: identifies its key, and reveals nothing of it
+KEY_FORM = re.compile(r"[A-Za-z0-9+/=_.-]{32,512}")
 KEY_VARIABLE = "HEADRACE_STORE_KEY"  # in the environment of nats-server alone, so that the key is in no second file
 
 # The launcher runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A
@@ -57,6 +60,10 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 class ServerStartError(ConnectError):
     """The embedded nats-server could not be started."""
+
+
+class StoreKeyUnusable(ServerStartError):
+    """The store's key is missing, unusable or another one, or the store is not of the kind that is asked for."""
 
 
 def find_binary() -> Path:
@@ -231,33 +238,49 @@ class EmbeddedServer:
     # Implementation:
 
     def _open_store(self) -> None:
-        """Have the store as the server is to find it: all of it encrypted under the key that it is given, or none."""
+        """Have the key of the store. nats-server starts with any key, and leaves out the streams that it cannot decrypt."""
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
         if self._key:
-            return  # opened before, and still with all that is stored under this key
-        settle(self.data_dir)
-        key = StoreKey(self.data_dir, file=self.settings.store_key, old_file=self.settings.old_store_key)
-        if self.settings.encrypt == "none":
-            key.refuse_encrypted()
             return
-        self._key = key.open()
-        if plain := plain_streams(key.store):
-            encrypt_store(self.data_dir, plain, self._encrypt)
-
-    def _encrypt(self, data_dir: Path, timeout_s: float) -> None:
-        """Run a server with another folder, whose store it encrypts, where no client looks for one."""
-        settings = dataclasses.replace(self.settings, host="127.0.0.1", port=0, monitoring_host="127.0.0.1", monitoring_port=0)
-        server = EmbeddedServer(data_dir, settings)
-        server._key = self._key
+        note, store = self.data_dir / KEY_ID, self.data_dir / "store"
         try:
-            server._start(timeout_s)
-        except ServerStartError as error:
-            raise StoreKeyUnusable(
-                f"{self.data_dir / 'store'} is in plain text, could not be encrypted and is as it was: {error}. With "
-                "--nats-encrypt none it is used as it is"
-            ) from None
-        server.stop(timeout_s=timeout_s)
+            noted = note.read_text().strip() if note.exists() else ""
+            stored = store.is_dir() and any(store.iterdir())
+        except OSError as error:
+            raise StoreKeyUnusable(f"{self.data_dir} cannot be read: {error.strerror}") from None
+        anew = f"to begin with an empty store, move {store} away"
+        if stored and bool(noted) != (self.settings.encrypt != "none"):
+            is_, start = ("encrypted", "with --nats-encrypt aes") if noted else ("in plain text", "without --nats-encrypt")
+            raise StoreKeyUnusable(f"{store} is {is_} and is not converted: start {start}, or, {anew}")
+        if self.settings.encrypt == "none":
+            return
+        file = Path(self.settings.store_key or self.data_dir / KEY).expanduser().absolute()
+        try:
+            if not file.exists():
+                if stored:
+                    raise StoreKeyUnusable(
+                        f"the key {file} of the encrypted store {store} is missing: put it back, or name its file with "
+                        f"--nats-store-key; {anew}"
+                    )
+                _write_private(file, secrets.token_hex(32))
+                log.info("server.store_key_made", file=str(file), meaning="what is stored is lost without it")
+            key = file.read_text().strip()
+            if not KEY_FORM.fullmatch(key):
+                raise StoreKeyUnusable(
+                    f"the key {file} is unusable: it is 32 to 512 letters, digits or any of + / = _ . - on one line, as "
+                    "`openssl rand -hex 32` prints"
+                )
+            key_id = hmac.digest(key.encode(), b"headrace: which key is it", hashlib.sha256).hex()
+            if stored and noted != key_id:
+                raise StoreKeyUnusable(
+                    f"the key in {file} is not the one that {store} is encrypted under: put that one there, or name its file "
+                    f"with --nats-store-key; {anew}"
+                )
+            _write_private(note, key_id)
+        except (OSError, ValueError) as error:
+            raise StoreKeyUnusable(f"the key {file} cannot be read or written: {error}") from None
+        self._key = key
 
     def _launch(self, timeout_s: float) -> float:
         binary = find_binary()
@@ -267,8 +290,6 @@ class EmbeddedServer:
             folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
-        if unfinished := remove_unfinished_blocks(self.data_dir / "store"):
-            log.warning("server.unfinished_blocks_removed", streams=unfinished, data_dir=str(self.data_dir))
         if damaged := set_damaged_aside(self.data_dir / "store"):
             log.error("server.consumers_damaged", consumers=damaged, data_dir=str(self.data_dir))
         self._told_monitoring_port = self._monitoring_port or -1
@@ -344,3 +365,11 @@ class EmbeddedServer:
         if "address already in use" in text:
             return f"port {self._port} of {self.settings.host} is taken by another process ({text})"
         return text
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())

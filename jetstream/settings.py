@@ -31,9 +31,9 @@ class ServerSettings:
     encrypt: Annotated[
         Literal["none", "aes"],
         Setting(
-            "Whether the embedded NATS server encrypts what it stores on the disk: with AES-256 (aes), or not (none). A "
-            "store in plain text is encrypted at the next start; an encrypted one stays so. nats-server 2.15.1 can lose a "
-            "whole stream of an encrypted store when it is killed.",
+            "Whether the embedded NATS server encrypts what it stores on the disk: with AES-256 (aes), or not (none). An "
+            "existing store is not converted. nats-server 2.15.1 can lose a whole stream of an encrypted store when it is "
+            "killed.",
             "--nats-encrypt",
         ),
     ] = "none"
@@ -45,10 +45,6 @@ class ServerSettings:
             "--nats-store-key",
             kind="path",
         ),
-    ] = None
-    old_store_key: Annotated[
-        str | None,
-        Setting("File with the key that the one of the store replaces, for one start.", "--nats-old-store-key", kind="path"),
     ] = None
     tls_cert: Annotated[
         str | None,

@@ -14,8 +14,7 @@ from headrace.config.build_settings import server_settings
 from headrace.config.secrets import mask_urls
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_CONFIGURATION, StartFailed
-from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.encryption.store_key import StoreKeyUnusable
+from headrace.jetstream.embedded_server import EmbeddedServer, StoreKeyUnusable
 from headrace.jetstream.errors import JetStreamError
 from headrace.up.certificate_files import CertificateFiles
 from headrace.up.provisioner import Provisioner

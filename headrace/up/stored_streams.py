@@ -16,8 +16,7 @@ from pathlib import Path
 import structlog
 
 from headrace.errors import EXIT_CONFIGURATION, StartFailed
-from headrace.jetstream.embedded_server import CONFIG
-from headrace.jetstream.encryption.store_key import note_move
+from headrace.jetstream.embedded_server import CONFIG, KEY_ID
 from headrace.jetstream.logins.roles import streams_account
 
 _log = structlog.get_logger()
@@ -56,6 +55,11 @@ class StoredStreams:
             if twice := sorted(found & self._streams(target)):
                 self._leave(twice, other, wanted)
                 continue
+            if (self._folder / KEY_ID).exists():  # nats-server derives the keys of streams from their account
+                raise StreamsNotMoved(
+                    f"the streams in {source} are encrypted for their account and cannot be moved to {target}: start "
+                    f"{_flag(not logins)}, or, to begin with an empty store, move {self._folder / 'store'} away"
+                )
             self._wait_for_old_server()
             try:
                 self._move(source, target, found)
@@ -85,7 +89,6 @@ class StoredStreams:
     def _move(self, source: Path, target: Path, streams: set[str]) -> None:
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in sorted(streams):
-            note_move(source / name, source.parent.name)  # keys of an encrypted stream are those of its account
             (source / name).rename(target / name)
         for folder in (source, source.parent):  # of an account that the server does not know
             with contextlib.suppress(FileNotFoundError):

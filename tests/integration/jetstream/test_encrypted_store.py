@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.encryption.store_key import KEY, StoreKeyUnusable
+from headrace.jetstream.embedded_server import KEY, EmbeddedServer, StoreKeyUnusable
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
@@ -96,33 +94,18 @@ async def test_no_file_holds_what_is_stored_unless_encryption_is_turned_off(tmp_
     assert not in_plain_text(tmp_path / "encrypted")
 
 
-async def test_a_store_in_plain_text_is_encrypted_at_the_next_start_and_keeps_every_message(tmp_path: Path) -> None:
+async def test_a_store_is_not_converted_and_the_refusal_names_it(tmp_path: Path) -> None:
     async with running(tmp_path, PLAIN) as connection:
         await store(connection)
         before = await found(connection)
-    assert in_plain_text(tmp_path)
-    with capture_logs() as logs:
-        async with running(tmp_path) as connection:
-            assert not in_plain_text(tmp_path), "it is encrypted before the server takes clients, not when it is read"
-            assert await found(connection) == before
-            await connection.publish("hr.dlq.m", SECRET)
-    assert [entry["event"] for entry in logs if entry["event"].startswith("server.store_enc")] == [
-        "server.store_encrypting",
-        "server.store_encrypted",
-    ]
-    assert not in_plain_text(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "nats-server.conf",
-        "nats-server.log",
-        "run",
-        "store",
-        KEY,
-        f"{KEY}.id",
-    }
-    with capture_logs() as logs:
-        async with running(tmp_path) as connection:
-            assert (await found(connection))["HR_DLQ"][0] == before["HR_DLQ"][0] + 1
-    assert not [entry for entry in logs if entry["event"].startswith("server.store")], "once is enough"
+    with pytest.raises(StoreKeyUnusable, match=rf"{tmp_path / 'store'} is in plain text and is not converted"):
+        EmbeddedServer(tmp_path, ENCRYPTED).start()
+    async with running(tmp_path, PLAIN) as connection:
+        assert await found(connection) == before
+    (tmp_path / "store").rename(tmp_path / "away")
+    async with running(tmp_path) as connection:
+        await store(connection)
+    assert not in_plain_text(tmp_path / "store")
 
 
 async def test_an_encrypted_store_is_not_used_without_encryption_without_its_key_or_with_another(tmp_path: Path) -> None:
@@ -139,69 +122,26 @@ async def test_an_encrypted_store_is_not_used_without_encryption_without_its_key
 
     refused(PLAIN, str(tmp_path / "store"), "is encrypted", "--nats-encrypt aes")
     key.unlink()
-    refused(ENCRYPTED, str(key), "is gone", "--nats-store-key")
+    refused(ENCRYPTED, str(key), "is missing", "--nats-store-key")
     assert not key.exists(), "no other one is made in its place"
     for other in ("0" * 64, "nonsense"):
         key.write_text(other + "\n")
         refused(ENCRYPTED, str(key))
-    (tmp_path / f"{KEY}.id").unlink()
-    key.write_text("0" * 64 + "\n")
-    refused(ENCRYPTED, str(key), "opens 0 of its")
     moved = tmp_path.parent / f"{tmp_path.name}-elsewhere"
     moved.write_text(right)
     async with running(tmp_path, ServerSettings(encrypt="aes", store_key=str(moved))) as connection:
         assert await found(connection) == before
 
 
-async def test_the_key_is_replaced_and_the_old_one_opens_nothing_any_more(tmp_path: Path) -> None:
-    async with running(tmp_path) as connection:
-        await store(connection)
-        before = await found(connection)
-    (tmp_path / KEY).rename(tmp_path / "old.key")
-    replacing = ServerSettings(encrypt="aes", old_store_key=str(tmp_path / "old.key"))
-    (tmp_path / KEY).write_text("n" * 64)
-    (tmp_path / KEY).chmod(0o600)
-    async with running(tmp_path, replacing) as connection:
-        assert await found(connection) == before
-    async with running(tmp_path) as connection:
-        assert await found(connection) == before
-    with pytest.raises(StoreKeyUnusable, match="is not that of"):
-        EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", store_key=str(tmp_path / "old.key"))).start()
-
-
 async def test_a_server_that_crashed_is_started_again_also_while_its_key_is_away(tmp_path: Path) -> None:
-    async with running(tmp_path) as connection:
-        await store(connection)
-        before = await found(connection)
-    (tmp_path / KEY).rename(tmp_path / "old.key")
-    server = EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", old_store_key=str(tmp_path / "old.key")))
-    (tmp_path / KEY).write_text("n" * 64)
+    server = EmbeddedServer(tmp_path, ENCRYPTED)
     await server.start_async()
     try:
-        for file in (KEY, "old.key"):
-            (tmp_path / file).rename(tmp_path / f"{file}.away")
-        server.kill()
+        (tmp_path / KEY).rename(tmp_path / "away")
+        await server.stop_async()
         await server.start_async()
-        async with await Connection.connect(ConnectOptions(servers=(server.url,)), subjects=S) as connection:
-            assert await found(connection) == before
     finally:
         await server.stop_async()
-
-
-async def test_a_stream_whose_next_block_was_not_finished_by_a_killed_server_is_whole(tmp_path: Path) -> None:
-    """nats-server makes the file of a block before its key, and leaves the stream out where it was killed between the two."""
-    async with running(tmp_path) as connection:
-        await store(connection)
-        before = await found(connection)
-    (messages,) = tmp_path.glob("store/jetstream/*/streams/HR_DLQ/msgs")
-    last = max(int(file.stem) for file in messages.glob("*.blk"))
-    (messages / f"{last + 1}.blk").touch()
-    with capture_logs() as logs:
-        async with running(tmp_path) as connection:
-            assert await found(connection) == before
-            await connection.publish("hr.dlq.m", SECRET)
-    assert [entry["streams"] for entry in logs if entry["event"] == "server.unfinished_blocks_removed"] == [("HR_DLQ",)]
-    assert not [entry for entry in logs if entry["event"] == "server.streams_left_out"]
 
 
 async def test_the_key_is_told_to_the_server_alone(tmp_path: Path) -> None:
@@ -229,20 +169,3 @@ async def test_a_consumer_whose_encrypted_file_is_too_short_begins_again_and_the
         async with running(tmp_path) as connection:
             assert (await found(connection))["taker"][:2] == [0, 57]
     assert [entry["consumers"] for entry in logs if entry["event"] == "server.consumers_damaged"] == [("HR_JOB/taker",)]
-
-
-async def test_an_encryption_that_fails_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, PLAIN) as connection:
-        await store(connection)
-        before = await found(connection)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
-    with pytest.raises(StoreKeyUnusable, match="no room for an encrypted copy"):
-        EmbeddedServer(tmp_path, ENCRYPTED).start()
-    monkeypatch.undo()
-    with pytest.raises(StoreKeyUnusable, match=r"as it was: .*nats-server\.conf:3"):
-        EmbeddedServer(tmp_path, ServerSettings(encrypt="aes", max_payload="nonsense")).start()
-    assert in_plain_text(tmp_path / "store")
-    async with running(tmp_path) as connection:
-        assert await found(connection) == before
-    assert not in_plain_text(tmp_path)

@@ -1,1 +1,0 @@
-"""Encryption of nats-server's store: its key, what is stored under which one, and stores that were made without."""
