@@ -53,7 +53,7 @@ def settings_markdown() -> str:
         ((usual, _),) = Counter(option.commands for option in options).most_common(1)
         rows = [_markdown_row(option, usual) for option in options]
         title = f"`[{name}]`: {section.title}" if name else "General"
-        head = [f"### {title}", "", f"For {_names(usual)}.", "", "| setting | type, default | meaning |"]
+        head = [f"### {title}", "", f"For {_names(usual)}.", "", "| setting | default or type | meaning |"]
         tables.append("\n".join([*head, "|---|---|---|", *rows]))
     return "\n\n".join(tables) + "\n"
 
@@ -75,7 +75,7 @@ def _markdown_type(option: Option) -> str:
     if option.default in (None, (), {}, ""):
         return kind
     default = {True: "true", False: "false"}.get(option.default) if option.kind == "switch" else f"{option.default}"
-    return f"{kind}, `{default}`"
+    return f"`{default}`" if kind in ("integer", "number", "switch", "text") else f"{kind}, `{default}`"
 
 
 def versions() -> dict[str, str | None]:

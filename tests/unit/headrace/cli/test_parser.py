@@ -149,7 +149,7 @@ def test_config_prints_every_setting_as_tables(capsys: pytest.CaptureFixture[str
     assert main(["config", "--markdown"]) == 0
     shown = capsys.readouterr().out
     assert [option.key for option in all_options() if f"| `{option.key}`" not in shown] == []
-    assert "| `frontend.port`, `--port` | integer, `8000` |" in shown
+    assert "| `frontend.port`, `--port` | `8000` |" in shown
 
 
 def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
