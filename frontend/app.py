@@ -132,7 +132,7 @@ def build_frontend(
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
-    chat_api = ChatApi(model_cache, settings, chats)
+    chat_api = ChatApi(model_cache, settings, metrics, chats)
     most = settings.response_max_bytes
     background = StoredBackground(stored, jobs, max_bytes=most) if stored is not None and jobs is not None else None
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background, conversations)

@@ -61,6 +61,12 @@ class Metrics:
         self.stored = Counter(
             "headrace_frontend_stored_responses", "Responses that were to be stored, by how it went", ["outcome"], registry=r
         )
+        self.not_offered = Counter(
+            "headrace_frontend_tools_not_offered",
+            "Tools that nothing here runs and that the model was not offered, by their type",
+            ["kind"],
+            registry=r,
+        )
         self.duration = FastHistogram(
             r, "headrace_frontend_request_seconds", "From the request to its last byte", labels=("route",)
         )

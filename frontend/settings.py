@@ -246,6 +246,14 @@ class FrontendSettings:
             "--strip-billing-header",
         ),
     ] = True
+    hosted_tools: Annotated[
+        Literal["leave-out", "refuse"],
+        Setting(
+            "Tools that only OpenAI's or Anthropic's servers run, such as web_search. leave-out: the model is not offered "
+            "them, and a header reports it. refuse: 400.",
+            "--hosted-tools",
+        ),
+    ] = "leave-out"
     # files
     file_max_bytes: Annotated[int, Setting("Largest file of a client.", least=1, metavar="BYTES")] = 512 * 1024 * 1024
     batch_file_max_bytes: Annotated[int, Setting("Largest input file of a batch.", least=1, metavar="BYTES")] = (

@@ -10,6 +10,7 @@ import msgspec
 from headrace.frontend.anthropic.conversation import continues, messages_of
 from headrace.frontend.anthropic.schema import MessagesRequest, PromptFields, ToolUseChoice
 from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.tools import KNOWN_TOOLS, hosted_type
 from headrace.frontend.http.field_checks import mapping_at, missing, unsupported
 from headrace.frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
 from headrace.frontend.schema.common import JsonSchema, ResponseFormat
@@ -56,8 +57,11 @@ def _tools(given: Iterable[Mapping[str, Any]] | None) -> list[Tool]:
     for i, tool in enumerate(given or ()):
         where = f"tools[{i}]"
         kind = tool.get("type")
+        if isinstance(kind, str) and hosted_type(kind) is not None:
+            tools.append(Tool(type=kind))
+            continue
         if kind not in (None, "custom"):
-            raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} is not supported here: no tool runs on this server")
+            raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} {KNOWN_TOOLS}")
         schema = dict(mapping_at(tool.get("input_schema"), f"{where}.input_schema"))
         schema.setdefault("type", "object")
         function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}

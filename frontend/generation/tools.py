@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,21 @@ from headrace.frontend.writers.freeform import as_function
 Choice = str | dict[str, Any]
 
 NOT_RUN = "is not supported here: no tool runs on the server; function and custom only"
-"""Why the types of tools are refused that OpenAI's servers run themselves."""
+"""Why a tool is refused that the API's own servers run, or whose calls only their models know."""
+
+KNOWN_TOOLS = "is not known here: function, custom, and the types that OpenAI's and Anthropic's servers have"
+
+_HOSTED = frozenset(
+    {
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
+        *("computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search"),
+        "programmatic_tool_calling",
+        # Anthropic's
+        *("web_fetch", "code_execution", "bash", "text_editor", "memory", "mcp_toolset", "advisor"),
+        *("tool_search_tool_regex", "tool_search_tool_bm25"),
+    }
+)
+_VERSION = re.compile(r"_20\d\d_?\d\d_?\d\d\Z")
 
 _CHOICES = ("none", "auto", "required")
 
@@ -24,12 +39,13 @@ _CHOICES = ("none", "auto", "required")
 class Toolbox:
     """The tools of a request with all keys that templates print. `choice` is auto, none, required or a named tool.
 
-    `freeform` has the names of those whose input is plain text.
+    `freeform` has the names of those whose input is plain text, `not_offered` the types of those that the model is not shown.
     """
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     choice: Choice = "none"
     freeform: frozenset[str] = frozenset()
+    not_offered: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -40,7 +56,13 @@ class Toolbox:
 NO_TOOLS = Toolbox()
 
 
-def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
+def hosted_type(kind: str) -> str | None:
+    """Return a type of tools that the API's own servers run, without the date of its version; None for any other type."""
+    family = _VERSION.sub("", kind)
+    return family if family in _HOSTED else None
+
+
+def toolbox_of(request: ChatRequest, card: ModelCard, *, refuse_hosted: bool = False) -> Toolbox:
     """Check the tools of a request. Raises BadRequest with the path of the field."""
     tools, choice = request.tools, request.tool_choice
     if tools is None:
@@ -49,8 +71,13 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
         return NO_TOOLS
     if not tools:
         raise BadRequest("tools must not be an empty list; leave it out instead", param="tools")
-    given = [_tool(tool, i) for i, tool in enumerate(tools)]
-    names = {described["function"]["name"]: tool.type for described, tool in zip(given, tools, strict=True)}
+    hosted = {i: family for i, tool in enumerate(tools) if (family := hosted_type(tool.type)) is not None}
+    if refuse_hosted:
+        for i in hosted:
+            raise unsupported(f"tools[{i}].type", f"{tools[i].type!r} {NOT_RUN}")
+    run = [tool for i, tool in enumerate(tools) if i not in hosted]
+    given = [_tool(tool, i) for i, tool in enumerate(tools) if i not in hosted]
+    names = {described["function"]["name"]: tool.type for described, tool in zip(given, run, strict=True)}
     freeform = frozenset(name for name, kind in names.items() if kind == "custom")
     if freeform and len(names) < len(given):
         raise BadRequest("tools: two tools have the same name, and one of them is of the type custom", param="tools")
@@ -67,7 +94,11 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
     else:
         name = _named(choice, names, "tool_choice")
         box = Toolbox(tools=given, choice={"type": "function", "function": {"name": name}})
-    box = replace(box, freeform=freeform)
+    box = replace(box, freeform=freeform, not_offered=tuple(sorted(set(hosted.values()))))
+    if not box.tools:
+        if box.choice == "required":
+            raise BadRequest("tool_choice needs a tool that is offered to the model", param="tool_choice")
+        return replace(box, choice="none")
     _check_grammars(tools, box)
     if box.choice == "auto" and card.tool_parser is None:
         raise BadRequest(
@@ -89,7 +120,7 @@ def _tool(tool: Tool, index: int) -> dict[str, Any]:
             raise missing(f"tools[{index}].custom.format.grammar")
         return {"type": "function", "function": as_function(tool.custom)}
     if tool.type != "function":
-        raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} {NOT_RUN}")
+        raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} {KNOWN_TOOLS}")
     function = tool.function
     if function is None:
         raise missing(f"tools[{index}].function")
@@ -137,7 +168,11 @@ def _allowed(tools: list[dict[str, Any]], names: Mapping[str, str], choice: Tool
     allowed = choice.allowed_tools
     if allowed is None:
         raise missing("tool_choice.allowed_tools")
-    kept = {_named(tool, names, f"tool_choice.allowed_tools.tools[{i}]") for i, tool in enumerate(allowed.tools)}
+    kept = {
+        _named(tool, names, f"tool_choice.allowed_tools.tools[{i}]")
+        for i, tool in enumerate(allowed.tools)
+        if hosted_type(tool.type) is None
+    }
     return Toolbox(tools=[tool for tool in tools if tool["function"]["name"] in kept], choice=allowed.mode)
 
 

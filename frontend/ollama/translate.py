@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.tools import hosted_type
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ollama.schema import (
     OllamaChatRequest,
@@ -25,7 +26,9 @@ _NO_OPTIONS = OllamaOptions()
 def chat_of(request: OllamaChatRequest, model: str) -> ChatRequest:
     """Return the chat request of a conversation. Raises BadRequest with the path of the field."""
     for index, tool in enumerate(request.tools or ()):
-        if tool.type != "function":  # a call of a freeform tool is text, and a call of this API an object
+        if (
+            tool.type != "function" and hosted_type(tool.type) is None
+        ):  # a call of a freeform tool is text, and a call of this API an object
             raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} is not supported here: function only")
     messages = _messages(request.messages or ())
     chat = ChatRequest(model=model, messages=messages, tools=request.tools or None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from headrace.broker.messages import Parsing
 from headrace.frontend.errors import BadRequest, FrontendError
@@ -15,9 +17,10 @@ from headrace.frontend.generation.tenant import tenant_of
 from headrace.frontend.generation.tools import calls_in, toolbox_of
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.http_exchange import HttpExchange, log_ids
 from headrace.frontend.media.loader import MediaItem, MediaLoader
 from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
+from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.answer_writer import answer_writer, whole_writer
 from headrace.frontend.openai.chat_adapter import ChatOptions
 from headrace.frontend.openai.chat_messages import named_roles, plain_messages
@@ -31,14 +34,21 @@ from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.sse import CHAT_EVENTS
 from headrace.frontend.writers.stored_answer import StoringStream, StoringWhole
 
+log = structlog.get_logger()
+
+NOT_OFFERED = b"headrace-tools-not-offered"
+
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 class ChatApi:
     """Plans chat requests. It keeps no state but the cache of loaded models. `stored` None = no completion is stored."""
 
-    def __init__(self, model_cache: ModelCache, settings: FrontendSettings, stored: StoredChats | None = None) -> None:
+    def __init__(
+        self, model_cache: ModelCache, settings: FrontendSettings, metrics: Metrics, stored: StoredChats | None = None
+    ) -> None:
         self._model_cache = model_cache
+        self._metrics = metrics
         self._settings = settings
         self._stored = stored
         self._media = MediaLoader(settings)
@@ -87,7 +97,8 @@ class ChatApi:
         if model.template is None:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
-        toolbox = await exchange.aside(partial(toolbox_of, request, model.card))
+        refuse_hosted = self._settings.hosted_tools == "refuse"
+        toolbox = await exchange.aside(partial(toolbox_of, request, model.card, refuse_hosted=refuse_hosted))
         takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
         given = request.messages
         items: list[MediaItem] = []
@@ -145,7 +156,17 @@ class ChatApi:
             freeform=toolbox.freeform,
             role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
         )
-        return plan_generation(request, exchange, model, self._settings, generation)
+        plan = plan_generation(request, exchange, model, self._settings, generation)
+        if toolbox.not_offered:
+            self._report(toolbox.not_offered, exchange)
+        return plan
+
+    def _report(self, not_offered: Sequence[str], exchange: HttpExchange) -> None:
+        """Report the types of tools that nothing here runs, so that the model was not shown them."""
+        exchange.more_headers.append((NOT_OFFERED, ", ".join(not_offered).encode()))
+        for kind in not_offered:
+            self._metrics.not_offered.labels(kind).inc()
+        log.info("tools.not_offered", types=not_offered, **log_ids(exchange.scope))
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:

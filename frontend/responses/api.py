@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 import structlog
@@ -33,6 +32,7 @@ from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, 
 from headrace.frontend.responses.job_writer import FinalRecords, JobResponseEvents
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
 from headrace.frontend.responses.stored_background import PACKING_RATIO, EventReader, StoredBackground
+from headrace.frontend.responses.toolset import Item, Toolset, toolset_of
 from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
 from headrace.frontend.responses.writers import (
     BackgroundEvents,
@@ -73,6 +73,7 @@ class ResponsesApi:
         self._background = background
         self._conversations = conversations
         self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
+        self._refuse_hosted = settings.hosted_tools == "refuse"
         self._finals = (
             None if store is None else FinalRecords(store, metrics, max_events=PACKING_RATIO * settings.response_max_bytes)
         )
@@ -92,7 +93,7 @@ class ResponsesApi:
         past = await self._kept(request, exchange, tenant) or await self._before(request, tenant)
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input, past, tenant)
-        chat = await exchange.aside(partial(_chat, request, past.items, items))
+        chat, toolset = await exchange.aside(partial(self._chat_of, request, past.items, items))
         options = ChatOptions(
             id_prefix=RESPONSE_PREFIX,
             at_most=request.max_output_tokens,
@@ -112,7 +113,7 @@ class ResponsesApi:
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
         turn = _Turn(tenant=tenant, job_id=own_id, items=items, past=past, conversation=request.conversation_id)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
-        progress = ResponseProgress(response, own_id, planned.counter, logprobs, planned.options.freeform)
+        progress = ResponseProgress(response, own_id, planned.counter, logprobs, toolset.by_offer)
         if request.background and exchange.durable and self._finals is not None:
             record = partial(turn.record, job=exchange.job_token)
             events = JobResponseEvents(progress, self._extender(turn), self._finals, record)
@@ -133,7 +134,7 @@ class ResponsesApi:
         past = await self._before(request, tenant)
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input if request.input is not None else [], past, tenant)
-        chat = await exchange.aside(partial(_chat, request, past.items, items))
+        chat, _ = await exchange.aside(partial(self._chat_of, request, past.items, items))
         chat.truncate_prompt_tokens = None
         try:
             planned = await self._plan(chat, exchange, ChatOptions(id_prefix=RESPONSE_PREFIX))
@@ -143,6 +144,13 @@ class ResponsesApi:
                 raise
             tokens = error.tokens
         return msgspec.json.encode(InputTokens(input_tokens=tokens))
+
+    def _chat_of(
+        self, request: ResponsesRequest | InputTokensRequest, before: Sequence[Item], items: Items
+    ) -> tuple[ChatRequest, Toolset]:
+        toolset = toolset_of(request.tools, [*before, *items], refuse_hosted=self._refuse_hosted)
+        messages = messages_of(request.instructions, before, items, toolset)
+        return chat_request(request, messages, toolset, go_on=continues(items)), toolset
 
     async def _before(self, request: ConversationInput, tenant: str) -> Past:
         """Read what was said before a request. Raises a FrontendError, or a JetStreamError if it cannot be read."""
@@ -286,10 +294,6 @@ def _as_job(
     return Plan(
         [], BackgroundEvents(ResponseProgress(response, turn.job_id, planned.counter, None), None), planned.counter, detached
     )
-
-
-def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mapping[str, Any]], items: Items) -> ChatRequest:
-    return chat_request(request, messages_of(request.instructions, before, items), go_on=continues(items))
 
 
 async def send_log(log: EventLog | EventReader, exchange: HttpExchange) -> None:

@@ -13,11 +13,14 @@ ID_PREFIX = {
     "reasoning": "rs",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
     "compaction": "cmp",
 }
 """The beginning of an item's id by its type; messages have `msg`."""
 
-_WITH_STATUS = frozenset({"message", "function_call", "function_call_output"})
+_WITH_STATUS = frozenset({"message", "function_call", "function_call_output", "tool_search_call", "tool_search_output"})
 
 
 def item_name(item: Mapping[str, Any], job_id: str, place: str) -> str:

@@ -5,12 +5,14 @@ One turn of an assistant is several items (reasoning, a text, calls) and one mes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
 from headrace.frontend.responses.compaction_items import summary_in
+from headrace.frontend.responses.toolset import SEARCH, Toolset, toolset_of
 from headrace.frontend.schema.chat import Message
 
 Item = Mapping[str, Any]
@@ -18,8 +20,8 @@ Item = Mapping[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
 SUMMARY = "Summary of the conversation so far:\n"  # before the summary in a compaction item
 KNOWN = (
-    "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, compaction and "
-    "item_reference"
+    "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, tool_search_call, "
+    "tool_search_output, additional_tools, reasoning, compaction and item_reference"
 )
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
@@ -42,8 +44,10 @@ def kind_of(item: Item, where: str) -> str:
 class MessageBuilder:
     """Builds `messages` from items, one after the other. `where` is the path of an item, for errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, toolset: Toolset | None = None) -> None:
+        """`toolset` names the tools of calls as the model knows them."""
         self.messages: list[Message] = []
+        self._toolset = toolset or Toolset()
         self._calls: set[str] = set()
 
     def instruct(self, instructions: str) -> None:
@@ -59,6 +63,13 @@ class MessageBuilder:
             self._call(item, where, freeform=kind == "custom_tool_call")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._output(item, where)
+        elif kind == "tool_search_call":
+            self._search(item, where)
+        elif kind == "tool_search_output":
+            found = toolset_of((), [item]).offers
+            self._result(item, where, json.dumps({"tools": [self._toolset.offered(name, space) for space, name in found]}))
+        elif kind == "additional_tools":
+            toolset_of((), [item])
         elif kind == "reasoning":
             self._reasoning(item, where)
         elif kind == "compaction":
@@ -98,23 +109,37 @@ class MessageBuilder:
         name = text_at(item, "name", where)
         if not name:
             raise wrong(f"{where}.name", "the name of a tool")
+        namespace = text_at(item, "namespace", where) if item.get("namespace") is not None else None
+        name = self._toolset.offered(name, namespace or None)
+        if freeform:
+            self._made(call_id, {"type": "custom", "custom": {"name": name, "input": text or ""}})
+        else:
+            self._made(call_id, {"type": "function", "function": {"name": name, "arguments": text or ""}})
+
+    def _search(self, item: Item, where: str) -> None:
+        call_id = text_at(item, "call_id", where)
+        given = item.get("arguments")
+        arguments = given if isinstance(given, str) else json.dumps(given or {})
+        name = self._toolset.offered(SEARCH, "")
+        self._made(call_id, {"type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def _made(self, call_id: str, call: dict[str, Any]) -> None:
         calls = self._open(without=()).setdefault("tool_calls", [])
         assert calls is not None  # noqa: S101  # nothing here makes it None
-        if freeform:
-            calls.append({"id": call_id, "type": "custom", "custom": {"name": name, "input": text or ""}})
-        else:
-            calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": text or ""}})
+        calls.append(cast("Any", {"id": call_id, **call}))
         self._calls.add(call_id)
 
     def _output(self, item: Item, where: str) -> None:
+        output = item.get("output")
+        if output is None:
+            raise missing(f"{where}.output")
+        self._result(item, where, output if isinstance(output, str) else _parts(output, f"{where}.output"))
+
+    def _result(self, item: Item, where: str, content: str | list[dict[str, Any]]) -> None:
         call_id = text_at(item, "call_id", where)
         if call_id not in self._calls:
             param = f"{where}.call_id"
             raise BadRequest(f"{param} {call_id[:100]!r} belongs to no call before it", param=param)
-        output = item.get("output")
-        if output is None:
-            raise missing(f"{where}.output")
-        content = output if isinstance(output, str) else _parts(output, f"{where}.output")
         self.messages.append(cast("Message", {"role": "tool", "tool_call_id": call_id, "content": content}))
 
     def _open(self, *, without: Sequence[str]) -> Message:

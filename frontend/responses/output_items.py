@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.frontend.schema.answers import ContentLogprob
+from headrace.frontend.responses.toolset import ClientTool
+from headrace.frontend.schema.answers import UNSET, ContentLogprob, UnsetType
 from headrace.frontend.writers.content_blocks import ContentBlock
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -50,6 +51,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     status: Status
 
@@ -60,11 +62,22 @@ class CustomCallItem(msgspec.Struct, kw_only=True, tag="custom_tool_call"):
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     input: str
     status: Status
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class SearchCallItem(msgspec.Struct, kw_only=True, tag="tool_search_call"):
+    """A search for tools by the model, which the client carries out. `arguments` that are no JSON are text."""
+
+    id: str
+    call_id: str
+    execution: Literal["client"] = "client"
+    arguments: Any
+    status: Status
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | SearchCallItem
 
 
 def item_id(kind: str, job_id: str, index: int) -> str:
@@ -72,7 +85,7 @@ def item_id(kind: str, job_id: str, index: int) -> str:
     return f"{kind}_{job_id}_{index}"
 
 
-ITEM_KINDS = {"content": "msg", "reasoning": "rs", "tool": "fc"}
+ITEM_KINDS = {"content": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc", "tool_search": "tsc"}
 
 
 def item_of(
@@ -81,17 +94,29 @@ def item_of(
     status: Status,
     logprobs: list[ContentLogprob] | None = None,
     *,
-    freeform: bool = False,
+    tool: ClientTool | None = None,
 ) -> OutputItem:
-    """Return a block as an item, without its text while it is in progress. `freeform`: it is the call of a freeform tool."""
-    name = item_id("ctc" if freeform else ITEM_KINDS[block.kind], job_id, block.index)
+    """Return a block as an item, without its text while it is in progress. `tool`: the one that it calls, if it is known."""
     begun = status == "in_progress"
     if block.kind == "content":
+        name = item_id(ITEM_KINDS[block.kind], job_id, block.index)
         content = [] if begun else [OutputText(text=block.text, logprobs=logprobs or [])]
         return MessageItem(id=name, status=status, content=content)
     if block.kind == "reasoning":
+        name = item_id(ITEM_KINDS[block.kind], job_id, block.index)
         return ReasoningItem(id=name, status=status, content=[] if begun else [ReasoningText(text=block.text)])
-    arguments = "" if begun else block.text
-    if freeform:
-        return CustomCallItem(id=name, call_id=block.id, name=block.name, input=arguments, status=status)
-    return FunctionCallItem(id=name, call_id=block.id, name=block.name, arguments=arguments, status=status)
+    tool = tool or ClientTool("function", block.name)
+    name, arguments = item_id(ITEM_KINDS[tool.kind], job_id, block.index), "" if begun else block.text
+    if tool.kind == "tool_search":
+        return SearchCallItem(id=name, call_id=block.id, arguments=_object(arguments), status=status)
+    namespace = tool.namespace or UNSET
+    if tool.kind == "custom":
+        return CustomCallItem(id=name, call_id=block.id, name=tool.name, namespace=namespace, input=arguments, status=status)
+    return FunctionCallItem(id=name, call_id=block.id, name=tool.name, namespace=namespace, arguments=arguments, status=status)
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return msgspec.json.decode(arguments) if arguments else {}
+    except msgspec.DecodeError:  # the answer was cut
+        return arguments

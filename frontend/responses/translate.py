@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Iterable
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.tools import NOT_RUN
-from headrace.frontend.http.field_checks import missing, text_at, unsupported
+from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.responses.items import Item, MessageBuilder
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
-from headrace.frontend.schema.chat import (
-    AllowedTools,
-    ChatRequest,
-    CustomTool,
-    Function,
-    FunctionName,
-    Message,
-    NamedTool,
-    Tool,
-    ToolChoice,
-)
+from headrace.frontend.responses.toolset import Toolset, choice_of
+from headrace.frontend.schema.chat import ChatRequest, Message
 from headrace.frontend.schema.common import JsonSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -58,12 +45,14 @@ def refuse_unknown(request: ConversationInput) -> None:
                 )
 
 
-def messages_of(instructions: str | None, before: Iterable[Item], items: Items) -> list[Message]:
+def messages_of(
+    instructions: str | None, before: Iterable[Item], items: Items, toolset: Toolset | None = None
+) -> list[Message]:
     """Return the messages of a chat. `before` has the items of earlier turns, whose instructions are dropped.
 
     Raises BadRequest.
     """
-    builder = MessageBuilder()
+    builder = MessageBuilder(toolset)
     if instructions:
         builder.instruct(instructions)
     for item in before:
@@ -82,10 +71,10 @@ def continues(items: Items) -> bool:
 
 
 def chat_request(
-    request: ResponsesRequest | InputTokensRequest, messages: list[Message], *, go_on: bool = False
+    request: ResponsesRequest | InputTokensRequest, messages: list[Message], toolset: Toolset, *, go_on: bool = False
 ) -> ChatRequest:
     """Return the chat request. With `go_on` the model continues the last message. Raises BadRequest."""
-    tools, choice = _tools(request.tools), _choice(request.tool_choice)
+    tools, choice = toolset.tools, choice_of(request.tool_choice, toolset)
     chat = ChatRequest(
         model=request.model,
         messages=messages,
@@ -156,57 +145,3 @@ def _format(text: TextFormat) -> ResponseFormat | None:
     if text.schema is None:
         raise missing("text.format.schema")
     return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=text.name, schema=text.schema, strict=text.strict))
-
-
-def _tools(given: Items | None) -> list[Tool]:
-    tools = []
-    for i, tool in enumerate(given or ()):
-        where = f"tools[{i}]"
-        kind = text_at(tool, "type", where)
-        if kind not in ("function", "custom"):
-            raise unsupported(f"{where}.type", f"{kind[:100]!r} {NOT_RUN}")
-        described = {key: value for key, value in tool.items() if key != "type"}
-        try:
-            if kind == "function":
-                tools.append(Tool(function=msgspec.convert(described, Function)))
-            else:
-                tools.append(Tool(type=kind, custom=_custom(described)))
-        except msgspec.ValidationError as error:
-            raise BadRequest(f"invalid value for {where}: {error}", param=where) from None
-    return tools
-
-
-def _custom(described: dict[str, Any]) -> CustomTool:
-    """Return a freeform tool, whose grammar this API has beside its type. Raises msgspec.ValidationError."""
-    shape = described.get("format")
-    if isinstance(shape, dict) and shape.get("type") == "grammar":
-        grammar = {key: value for key, value in shape.items() if key != "type"}
-        described = {**described, "format": {"type": "grammar", "grammar": grammar}}
-    return msgspec.convert(described, CustomTool)
-
-
-def _choice(choice: str | Mapping[str, Any] | None) -> str | ToolChoice | None:
-    if choice is None or isinstance(choice, str):
-        return choice
-    kind = text_at(choice, "type", "tool_choice")
-    if kind == "function":
-        return ToolChoice(function=FunctionName(name=text_at(choice, "name", "tool_choice")))
-    if kind == "custom":
-        return ToolChoice(type=kind, custom=FunctionName(name=text_at(choice, "name", "tool_choice")))
-    if kind != "allowed_tools":
-        raise unsupported("tool_choice.type", f"{kind[:100]!r} is not supported here: function, custom or allowed_tools")
-    named = []
-    for i, tool in enumerate(choice.get("tools") or ()):
-        where = f"tool_choice.tools[{i}]"
-        if not isinstance(tool, Mapping):
-            raise BadRequest(f"invalid value for {where}: expected an object", param=where)
-        if tool.get("type", "function") not in ("function", "custom"):
-            raise unsupported(f"{where}.type", "other than function and custom is not supported here")
-        name = FunctionName(name=text_at(tool, "name", where))
-        named.append(NamedTool(type="custom", custom=name) if tool.get("type") == "custom" else NamedTool(function=name))
-    mode = choice.get("mode", "auto")
-    if mode not in ("auto", "required"):
-        raise BadRequest(f"tool_choice.mode must be auto or required, got {str(mode)[:100]!r}", param="tool_choice.mode")
-    if not named:
-        raise missing("tool_choice.tools")
-    return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=named))

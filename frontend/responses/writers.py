@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -12,7 +13,17 @@ from headrace.broker.messages import Finish, Row, Text, TokenLogprob
 from headrace.broker.output_parts import parts_of
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.responses.answer import IncompleteDetails, ResponseAnswer, ResponseFault, usage_of
-from headrace.frontend.responses.output_items import OutputItem, OutputText, ReasoningText, Status, item_of
+from headrace.frontend.responses.output_items import (
+    CustomCallItem,
+    FunctionCallItem,
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    SearchCallItem,
+    Status,
+    item_of,
+)
+from headrace.frontend.responses.toolset import ClientTool
 from headrace.frontend.schema.answers import ContentLogprob
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks
@@ -23,6 +34,7 @@ from headrace.frontend.writers.usage import UsageCounter
 _encode = msgspec.json.Encoder().encode
 
 _FAULTS = {400: "invalid_prompt", 413: "invalid_prompt", 429: "rate_limit_exceeded"}  # other statuses: server_error
+_NO_TOOLS: Mapping[str, ClientTool] = MappingProxyType({})
 
 
 class Keep(Protocol):
@@ -34,7 +46,7 @@ class Keep(Protocol):
 class ResponseProgress:
     """The state of a response while it is generated.
 
-    `logprobs` None = not requested. `freeform` has the names of tools whose input is plain text.
+    `logprobs` None = not requested. `tools` has the client's tools by the names under which the model calls them.
     """
 
     def __init__(
@@ -43,13 +55,14 @@ class ResponseProgress:
         job_id: str,
         counter: UsageCounter,
         logprobs: LogprobWriter | None,
-        freeform: frozenset[str] = frozenset(),
+        tools: Mapping[str, ClientTool] = _NO_TOOLS,
     ) -> None:
         self.response = response
         self.job_id = job_id
         self._counter = counter
         self._writer = logprobs
-        self._freeform = freeform
+        self._tools = tools
+        freeform = {offer for offer, tool in tools.items() if tool.kind == "custom"}
         self._parts = FreeformParts(freeform) if freeform else None
         self._blocks = ContentBlocks()
         self._waiting: list[TokenLogprob] = []  # tokens whose text is held back
@@ -111,11 +124,7 @@ class ResponseProgress:
 
     def item(self, block: ContentBlock, status: Status) -> OutputItem:
         """Return a block as an item of the response."""
-        return item_of(block, self.job_id, status, self.logprobs(block), freeform=self.freeform(block))
-
-    def freeform(self, block: ContentBlock) -> bool:
-        """Return whether a block is the call of a freeform tool."""
-        return block.kind == "tool" and block.name in self._freeform
+        return item_of(block, self.job_id, status, self.logprobs(block), tool=self._tools.get(block.name))
 
     def logprobs(self, block: ContentBlock) -> list[ContentLogprob]:
         """Return the log probabilities of a block's text."""
@@ -193,7 +202,7 @@ class ResponseEvents(StreamWriter):
         self._keep = keep
         self._number = 0
         self._begun = False
-        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of text of the open block
+        self._around: tuple[bytes, bytes] | None = None  # around a piece of text of the open block; None: none is sent
         self._out: list[bytes] = []
 
     def events(self, rows: list[Row]) -> bytes:
@@ -241,10 +250,13 @@ class ResponseEvents(StreamWriter):
         item = self._progress.item(block, "in_progress")
         self._event("response.output_item.added", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
         where = self._where(block, item)
-        if block.kind == "tool":
-            freeform = self._progress.freeform(block)
-            kind = "response.custom_tool_call_input.delta" if freeform else "response.function_call_arguments.delta"
-            extra = b""
+        if isinstance(item, SearchCallItem):
+            self._around = None
+            return
+        if isinstance(item, CustomCallItem):
+            kind, extra = "response.custom_tool_call_input.delta", b""
+        elif block.kind == "tool":
+            kind, extra = "response.function_call_arguments.delta", b""
         elif block.kind == "content":
             self._event("response.content_part.added", b'%b,"part":%b' % (where, _encode(OutputText(text=""))))
             kind, extra = "response.output_text.delta", b',"logprobs":'
@@ -255,6 +267,8 @@ class ResponseEvents(StreamWriter):
         self._around = (b'event: %b\ndata: {"type":"%b",%b,"delta":' % (name, name, where), extra)
 
     def _piece(self, text: str, logprobs: list[ContentLogprob]) -> None:
+        if self._around is None:
+            return
         before, extra = self._around
         known = extra + (_encode(logprobs) if logprobs else b"[]") if extra else b""
         self._out.append(b'%b%b%b,"sequence_number":%d}\n\n' % (before, _encode(text), known, self._number))
@@ -263,12 +277,12 @@ class ResponseEvents(StreamWriter):
     def _close(self, block: ContentBlock) -> None:
         item = self._progress.item(block, self._progress.closed(block))
         where, text = self._where(block, item), _encode(block.text)
-        if self._progress.freeform(block):
+        if isinstance(item, CustomCallItem):
             self._event("response.custom_tool_call_input.done", b'%b,"input":%b' % (where, text))
-        elif block.kind == "tool":
-            named = b'%b,"name":%b,"arguments":%b' % (where, _encode(block.name), text)
+        elif isinstance(item, FunctionCallItem):
+            named = b'%b,"name":%b,"arguments":%b' % (where, _encode(item.name), text)
             self._event("response.function_call_arguments.done", named)
-        else:
+        elif not isinstance(item, SearchCallItem):
             if block.kind == "content":
                 logprobs = self._progress.logprobs(block)
                 self._event("response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (where, text, _encode(logprobs)))

@@ -167,8 +167,8 @@ async def test_errors_are_the_ones_the_client_knows(client: AsyncAnthropic) -> N
     assert missing.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         await create(client, messages=[{"role": "user", "content": "word " * 40_000}])
-    with pytest.raises(anthropic.BadRequestError, match="web_search"):
-        await create(client, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    with pytest.raises(anthropic.BadRequestError, match="web_surf"):
+        await create(client, tools=[{"type": "web_surf_20250305", "name": "web_surf"}])
 
 
 @pytest.mark.slow

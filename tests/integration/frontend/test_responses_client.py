@@ -252,7 +252,7 @@ async def test_a_conversation_is_compacted(client: AsyncOpenAI) -> None:
 
 
 REFUSED: list[dict[str, Any]] = [
-    {"tools": [{"type": "web_search"}]},
+    {"tools": [{"type": "web_surf"}]},
     {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
 ]
 

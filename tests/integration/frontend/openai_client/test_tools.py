@@ -236,7 +236,7 @@ async def test_a_forced_freeform_call_keeps_to_its_regex(client: AsyncOpenAI, ch
     ("options", "param"),
     [
         ({"tools": []}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_surf"}]}, "tools[0].type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages[0].content"),

@@ -76,7 +76,7 @@ def test_think_is_a_switch_or_an_effort() -> None:
     assert of(None) == (None, None)
 
 
-@pytest.mark.parametrize("kind", ["custom", "web_search"])
+@pytest.mark.parametrize("kind", ["custom", "web_surf"])
 def test_tools_that_are_no_functions_are_refused_by_name(kind: str) -> None:
     """A call of a freeform tool is text, which the objects of this API cannot hold."""
     tools = [{"function": {"name": "f"}}, {"type": kind, "custom": {"name": "patch"}}]

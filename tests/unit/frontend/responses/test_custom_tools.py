@@ -10,7 +10,7 @@ from tests.support.frontend.answer_parts import call, content, say_parts
 from tests.support.frontend.fakes import FILES, MODEL, FakeServed, Script
 from tests.support.frontend.responses_client import Client
 from tests.support.frontend.responses_machine import Machine
-from tests.unit.frontend.generation.test_tools import TOOL_CARD
+from tests.unit.frontend.generation.tools_bench import TOOL_CARD
 
 PATCH = {"type": "custom", "name": "patch", "description": "Change a file."}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -25,8 +25,8 @@ CALLED = say_parts(
 )
 
 
-def serving(script: Script | None = None) -> Client:
-    client = Client(script)
+def serving(script: Script | None = None, **settings: Any) -> Client:
+    client = Client(script, **settings)
     client.ingress.models.served[MODEL] = FakeServed(TOOL_CARD, FILES)
     return client
 
@@ -102,12 +102,20 @@ async def test_a_regex_is_enforced_where_a_call_is_forced_and_lark_is_refused_th
     "kind",
     [
         *("web_search", "web_search_preview", "local_shell", "shell", "file_search", "mcp", "image_generation"),
-        *("code_interpreter", "computer_use_preview", "computer", "apply_patch", "tool_search", "namespace"),
+        *("code_interpreter", "computer_use_preview", "computer", "apply_patch", "tool_search", "web_search_2025_08_26"),
     ],
 )
-async def test_tools_that_the_server_would_run_are_refused_by_their_type(kind: str) -> None:
+async def test_tools_that_the_server_would_run_are_left_out_or_refused_by_their_type(kind: str) -> None:
     client = serving()
-    refused = await client.create(tools=[FUNCTION, {"type": kind}])
+    taken = await client.create(tools=[FUNCTION, {"type": kind}])
+    assert (taken.status, taken.headers["headrace-tools-not-offered"]) == (200, kind.removesuffix("_2025_08_26"))
+    assert taken.json()["tools"][1] == {"type": kind}
+    parse = client.ingress.jobs[-1].generation.parse
+    assert parse is not None
+    assert len(parse.tools) == 1
+    client = serving(hosted_tools="refuse")
+    nested = {"type": "namespace", "name": "a", "tools": [FUNCTION, {**FUNCTION, "name": "g"}]}
+    refused = await client.create(tools=[nested, {"type": kind}])
     assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "unsupported_parameter", "tools[1].type")
     assert repr(kind) in refused.error["message"]
     assert not client.ingress.jobs
@@ -123,7 +131,7 @@ async def test_items_of_such_tools_are_refused_by_their_type(kind: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
-        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
         ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "bnf"}}]}, "tools[0]"),
         ({"tools": [PATCH], "tool_choice": {"type": "custom", "name": "y"}}, "tool_choice.custom.name"),
         ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "x", "input": 3}]}, "input[0].input"),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headrace.frontend.responses.schema import ResponsesRequest
+from headrace.frontend.responses.toolset import toolset_of
 from headrace.frontend.responses.translate import chat_request, messages_of
 from tests.support.frontend.responses_client import Client
 
@@ -17,7 +18,8 @@ FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {
 def chat_of(**request: Any) -> Any:
     whole = msgspec.convert({"model": "m", "input": "hi", **request}, ResponsesRequest)
     items = [{"role": "user", "content": whole.input}] if isinstance(whole.input, str) else whole.input
-    return chat_request(whole, messages_of(whole.instructions, [], items))
+    toolset = toolset_of(whole.tools, items)
+    return chat_request(whole, messages_of(whole.instructions, [], items, toolset), toolset)
 
 
 def test_items_of_one_go_become_one_message() -> None:
@@ -119,9 +121,9 @@ def test_a_json_object_is_asked_for_as_in_chat() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True, "store": False}, "background"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [FUNCTION, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),
-    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [{"type": "web_surf"}]}, "tools[0].type"),
+    ({"tools": [FUNCTION, {"type": "mcp_2", "server_label": "x"}]}, "tools[1].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{}]}, "tools[0].type"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
