@@ -67,6 +67,7 @@ class ConversationInput(msgspec.Struct, kw_only=True):
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     conversation: str | ConversationChoice | None = None
     prompt: Any = None
+    context_management: Any = None
     tools: Items | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

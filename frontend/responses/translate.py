@@ -33,6 +33,8 @@ def refuse_unknown(request: ConversationInput) -> None:
         raise BadRequest("conversation cannot be combined with previous_response_id", param="conversation")
     if request.prompt is not None:
         raise unsupported("prompt", "templates are not stored here; send instructions and input")
+    if request.context_management:
+        raise unsupported("context_management", "is not done while an answer is made; use /v1/responses/compact")
     if isinstance(request, ResponsesRequest):
         if request.background and request.store is False:
             raise BadRequest("background needs store: the answer is read from the store", param="background")

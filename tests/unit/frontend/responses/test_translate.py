@@ -121,6 +121,7 @@ def test_a_json_object_is_asked_for_as_in_chat() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True, "store": False}, "background"),
     ({"prompt": {"id": "p"}}, "prompt"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"tools": [{"type": "web_surf"}]}, "tools[0].type"),
     ({"tools": [FUNCTION, {"type": "mcp_2", "server_label": "x"}]}, "tools[1].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
