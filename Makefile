@@ -71,7 +71,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser charts forecasts monitors help install serve test test-fast test-engines test-clients call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser charts forecasts monitors help install serve test test-fast test-engines test-clients test-clients-newest call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,10 +132,18 @@ endif
 call-counts: $(VENV)/.test ## write down what a request costs now, in calls of each process (tests/simulation/cost)
 	$(BIN)/python -m tests.simulation.cost
 
-test-clients: $(VENV)/.base $(CLIENTS)/.installed ## clients of other projects against the simulator (a minute, after 500 MB of them)
+CLIENT_TESTS = $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini --rootdir tests/clients --confcutdir tests/clients
+AGENTS := @anthropic-ai/claude-code @openai/codex @qwen-code/qwen-code opencode-ai node
+NPM_INSTALL := npm install --silent --no-package-lock --no-audit --no-fund --prefix
+
+test-clients: $(VENV)/.base $(CLIENTS)/.installed ## clients and agents of other projects against the simulator (some minutes, after 2 GB of them)
 	@cp tests/clients/vercel/ask.mjs $(CLIENTS)/vercel
-	@VERCEL=$(CLIENTS)/vercel $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini --rootdir tests/clients \
-		--confcutdir tests/clients tests/clients $(ARGS)
+	@VERCEL=$(CLIENTS)/vercel PROGRAMS=$(CLIENTS)/programs $(CLIENT_TESTS) tests/clients $(ARGS)
+
+test-clients-newest: $(VENV)/.base $(CLIENTS)/.installed ## the agents in their newest versions, which may fail (some minutes, after 1.5 GB)
+	@rm -rf $(CLIENTS)/newest && mkdir -p $(CLIENTS)/newest && cp tests/clients/programs/package.json $(CLIENTS)/newest
+	@$(NPM_INSTALL) $(CLIENTS)/newest $(addsuffix @latest,$(AGENTS))
+	@PROGRAMS=$(CLIENTS)/newest $(CLIENT_TESTS) tests/clients/test_programs.py $(ARGS)
 
 # Percent of lines and branches that `make coverage-gate` must reach. Raise it when the figure has risen; never lower it.
 COVERAGE_FLOOR := 81
@@ -306,12 +314,14 @@ $(VENV)/.prometheus: Makefile | $(VENV)/.base
 	@dpkg-deb -x $(VENV)/prometheus/prometheus_*.deb $(VENV)/prometheus && rm $(VENV)/prometheus/*.deb
 	@touch $@
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/package.json
-	$(SAY) 'installing clients of other projects, about 500 MB …'
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/package.json tests/clients/programs/package.json
+	$(SAY) 'installing clients of other projects, about 2 GB …'
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input -qq install -r tests/clients/requirements.txt
-	@mkdir -p $(CLIENTS)/vercel && cp tests/clients/vercel/package.json $(CLIENTS)/vercel
-	@! command -v npm >/dev/null || npm install --silent --no-package-lock --no-audit --no-fund --prefix $(CLIENTS)/vercel
+	@for one in vercel programs; do \
+		mkdir -p $(CLIENTS)/$$one && cp tests/clients/$$one/package.json $(CLIENTS)/$$one || exit 1; \
+		! command -v npm >/dev/null || $(NPM_INSTALL) $(CLIENTS)/$$one || exit 1; \
+	done
 	@touch $@
 
 .PHONY: .engine-cuda .engine-cpu .sglang-cuda .sglang-cpu

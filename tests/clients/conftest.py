@@ -23,7 +23,7 @@ START_S = 60.0
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it looks for prices on the internet
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def state_of(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((folder / ".headrace" / "run" / "up.json").read_text())
     except (OSError, ValueError):
@@ -32,11 +32,11 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """`start(name, *flags)` starts a deployment and returns its URL."""
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """`launch(name, *flags)` starts a deployment and returns the folder that it runs in."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def up(name: str, *flags: str) -> str:
+    def up(name: str, *flags: str) -> Path:
         folder = tmp_path_factory.mktemp("up")
         words = [*COMMAND.split(), "up", "--engine", "sim", "--port", "0", "--served-name", name, *flags]
         env = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE")}
@@ -44,17 +44,23 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
             process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, env=env, start_new_session=True)
         running.append(process)
         deadline = time.monotonic() + START_S
-        while not (state := _state(folder)).get("ready"):
+        while not state_of(folder).get("ready"):
             assert process.poll() is None, (folder / "log").read_text()[-3000:]
             assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
             time.sleep(0.05)
-        return str(state["url"])
+        return folder
 
     yield up
     for process in running:
         process.terminate()
     for process in running:
         process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def start(launch: Callable[..., Path]) -> Callable[..., str]:
+    """`start(name, *flags)` starts a deployment and returns its URL."""
+    return lambda name, *flags: str(state_of(launch(name, *flags))["url"])
 
 
 @pytest.fixture(scope="session")
