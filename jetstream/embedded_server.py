@@ -24,7 +24,6 @@ from typing import Self
 
 import structlog
 
-from headrace.jetstream.consumer_files import set_damaged_aside
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.server_health import ServerHealth, read_health, streams_left_out
 from headrace.jetstream.settings import ServerSettings
@@ -34,6 +33,8 @@ log = structlog.get_logger(__name__)
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
+LEAST_MEMORY = 2 << 30  # a server without work writes to 75 MB; max_memory_store is 1 GB
+GO_CRASHED = 2  # exit code of a program in Go that has run out of memory, or has panicked
 CONFIG = "nats-server.conf"  # in the data folder
 KEY = "store.key"  # in the data folder
 KEY_ID = "store.key.id"  # beside an encrypted store: identifies its key, and reveals nothing of it
@@ -43,9 +44,10 @@ KEY_VARIABLE = "HEADRACE_STORE_KEY"  # in the environment of nats-server alone, 
 # The launcher runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A
 # parent that died before the call is noticed by its id.  As a batch process (SCHED_BATCH) the server does not preempt other
 # processes at every message, which on a busy machine would be in the middle of the sender's work.  It still gets its share of
-# the CPU.
+# the CPU.  Its memory is limited, because it believes counts in its files, and a garbled one asks for all of the machine's.
+# The limit is of what it may write to (RLIMIT_DATA): Go reserves much more address space than it uses.
 _LAUNCHER = """
-import ctypes, os, sys
+import ctypes, os, resource, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
@@ -54,7 +56,11 @@ try:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 except (AttributeError, OSError):
     pass  # another system, or not allowed here: it is only slower
-os.execv(sys.argv[3], sys.argv[3:])
+try:
+    resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[3]), int(sys.argv[3])))
+except (OSError, ValueError):
+    pass  # a lower limit is in force
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
@@ -290,13 +296,13 @@ class EmbeddedServer:
             folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
-        if damaged := set_damaged_aside(self.data_dir / "store"):
-            log.error("server.consumers_damaged", consumers=damaged, data_dir=str(self.data_dir))
         self._told_monitoring_port = self._monitoring_port or -1
         config = self._write_config(self._told_monitoring_port)
         with open(os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log_file:
             self._log_start = log_file.tell()
-            launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(signal.SIGTERM))]
+            memory = self._memory_limit()
+            numbers = (os.getpid(), int(signal.SIGTERM), memory)
+            launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, *map(str, numbers)]
             self._process = subprocess.Popen(
                 [*launcher, str(binary), "--config", str(config)],
                 stdin=subprocess.DEVNULL,
@@ -305,12 +311,18 @@ class EmbeddedServer:
                 env={
                     "GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)),
                     "GOGC": str(self.settings.garbage_percent),
+                    "GOMEMLIMIT": str(memory * 8 // 10),
                     **os.environ,
                     **({KEY_VARIABLE: json.dumps(self._key)} if self._key else {}),
                 },
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server; it is stopped after its clients
             )
         return time.monotonic() + timeout_s
+
+    def _memory_limit(self) -> int:
+        """Return the bytes that the server may have; half of the machine's unless the setting says otherwise."""
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.settings.memory_mib << 20 or max(LEAST_MEMORY, machine // 2)
 
     def _write_config(self, monitoring_port: int) -> Path:
         config = self.data_dir / CONFIG
@@ -325,7 +337,10 @@ class EmbeddedServer:
         code = process.poll()
         if code is not None:
             self._process = None
-            raise ServerStartError(f"nats-server ended with code {code} while starting: {self._why()}")
+            crashed = code == GO_CRASHED or code < 0
+            raise ServerStartError(
+                f"nats-server ended with code {code} while starting: {self._why()}{self._if_damaged() if crashed else ''}"
+            )
         if self._read_ports(process.pid) and (health := self._health()).serves:
             if health.damaged:
                 log.error("server.streams_damaged", streams=health.damaged, data_dir=str(self.data_dir))
@@ -336,7 +351,7 @@ class EmbeddedServer:
         if time.monotonic() > deadline:
             why = self._why()
             self.kill()
-            raise ServerStartError(f"nats-server was not ready in time: {why}")
+            raise ServerStartError(f"nats-server was not ready in time: {why}{self._if_damaged()}")
         return False
 
     def _read_ports(self, pid: int) -> bool:
@@ -357,10 +372,19 @@ class EmbeddedServer:
             log_file.seek(self._log_start)
             return log_file.read().decode("utf-8", "replace").strip().splitlines()
 
+    def _if_damaged(self) -> str:
+        return (
+            f". If its store {self.data_dir / 'store'} is damaged, put a copy back, or move it away to begin with an empty "
+            "one; if it needs more memory, raise server.memory_mib"
+        )
+
     def _why(self) -> str:
         """Return the fatal ones of these lines, else the last."""
         lines = self._said()
-        fatal = [line for line in lines if "[FTL]" in line or "[ERR]" in line or "nats-server:" in line]
+        crash = ("fatal error:", "panic:", "runtime: out of memory")
+        fatal = [
+            line for line in lines if line.startswith(crash) or "[FTL]" in line or "[ERR]" in line or "nats-server:" in line
+        ]
         text = " | ".join((fatal or lines)[-5:]) or "it said nothing"
         if "address already in use" in text:
             return f"port {self._port} of {self.settings.host} is taken by another process ({text})"

@@ -73,6 +73,15 @@ class ServerSettings:
             most=1024,
         ),
     ] = 0  # half of the machine's is at least one
+    memory_mib: Annotated[
+        int,
+        Setting(
+            "Most memory it may write to, in MiB; 0 is half of the machine's, at least 2048. A damaged store can ask for any "
+            "amount. Above max_memory_store.",
+            least=0,
+            most=1 << 24,
+        ),
+    ] = 0
     garbage_percent: Annotated[
         int,
         Setting(

@@ -20,7 +20,7 @@ from headrace.up.certificate_files import CertificateFiles
 from headrace.up.provisioner import Provisioner
 from headrace.up.restart_policy import Backoff, Restart, RestartState
 from headrace.up.server_logins import ServerLogins
-from headrace.up.stuck_store import StuckStore, free_bytes
+from headrace.up.stuck_store import ROOM_BYTES, StuckStore, free_bytes
 from headrace.up.worker_logins import WorkerLogins
 
 _log = structlog.get_logger()
@@ -28,6 +28,7 @@ _log = structlog.get_logger()
 _WATCH_EVERY_S = 0.25
 _ASK_EVERY_S = 1.0
 _CERTIFICATES_S = 2.0  # as often the frontends look at theirs
+_MOST_FAILED_STARTS = 5
 _MOST_BACKOFF_S = 2.0  # nothing works without it, so a crash more should not cost an outage of half a minute
 
 
@@ -53,6 +54,7 @@ class NatsPart:
         self._provisioner = Provisioner()
         self._state = RestartState(essential=True, backoff=Backoff(most_s=_MOST_BACKOFF_S))
         self._mending = False
+        self._failed_starts = 0  # in a row, with room on the disk
 
     async def start(self) -> None:
         """Start the server and return once it takes connections and, where its logins are of roles, has its streams.
@@ -89,7 +91,10 @@ class NatsPart:
             self._server.settings = dataclasses.replace(self._server.settings, extra=extra)
 
     async def keep(self, on_change: Callable[[], None]) -> None:
-        """Restart the server whenever it has ended, and call `on_change`, until cancelled."""
+        """Restart the server whenever it has ended, and call `on_change`, until cancelled.
+
+        Raises StartFailed when it has not started several times in a row although its disk has room.
+        """
         server = self._server
         if server is None:
             return
@@ -151,8 +156,15 @@ class NatsPart:
         self._state.started(asyncio.get_running_loop().time())
         try:
             await server.restart_async()
-        except (JetStreamError, OSError) as error:
+        except OSError as error:  # the folder may come back
             _log.error("part.start_failed", part="nats", error=str(error))
+        except JetStreamError as error:
+            _log.error("part.start_failed", part="nats", error=str(error))
+            self._failed_starts += _has_room(server.data_dir)
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                raise StartFailed(f"the NATS server does not start, tried {self._failed_starts} times: {error}") from error
+        else:
+            self._failed_starts = 0
 
     async def stop(self, *, at_once: bool) -> None:
         await self._provisioner.stop()
@@ -183,3 +195,10 @@ class NatsPart:
         if self._server is None:
             return {"url": ",".join(mask_urls(self._external)) or None, "pid": None, "monitoring_url": None}
         return {"url": self._server.url, "pid": self._server.pid, "monitoring_url": self._server.monitoring_url}
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        return free_bytes(folder) >= ROOM_BYTES
+    except OSError:
+        return False

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import structlog
 
 from headrace.config.build_settings import bundled_model_dir, needs_bundled_model
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, PartFailed
+from headrace.errors import EXIT_OK, CommandError, PartFailed, StartFailed
 from headrace.signals import stop_signals
 from headrace.up.console_part import CONSOLE_GRACE_S
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
@@ -92,8 +92,8 @@ class Supervisor:
                 self._say_who_answers()
                 async with asyncio.TaskGroup() as group, self._control(group):
                     helpers = [
-                        group.create_task(self._nats.keep(self._publish_state)),
-                        group.create_task(self._nats.mend(self._stores_nothing, self._publish_state)),
+                        group.create_task(self._end_with(self._nats.keep(self._publish_state))),
+                        group.create_task(self._end_with(self._nats.mend(self._stores_nothing, self._publish_state))),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
                         group.create_task(self._reaped.run(self._answering)),
@@ -111,6 +111,14 @@ class Supervisor:
             raise self._failure
         _log.info("up.stopped")
         return EXIT_OK
+
+    async def _end_with(self, keeping: Coroutine[Any, Any, None]) -> None:
+        """Run what keeps the NATS server, and end all of `up` if that gives the server up."""
+        try:
+            await keeping
+        except StartFailed as failure:
+            self._failure = failure
+            self._stopping.set()
 
     # -- parts ---------------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
+from headrace.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.up import nats_part
 from headrace.up.nats_part import NatsPart
+from headrace.up.restart_policy import Backoff
 from headrace.up.stuck_store import ROOM_BYTES
 
 
@@ -70,6 +72,26 @@ async def test_a_server_that_crashes_again_and_again_is_back_within_two_seconds_
     monkeypatch.setattr("headrace.up.nats_part.asyncio.sleep", noted)
     await run_until(nats.keep(lambda: done.set() if server.running else None), done)
     assert waits == [0.5, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+async def test_a_server_that_cannot_start_ends_in_its_error_after_five_tries_that_its_disk_had_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(crashes=99)
+    nats = part(server, monkeypatch)
+    room = iter([0, 0, 0])
+    monkeypatch.setattr(nats_part, "free_bytes", lambda _folder: next(room, ROOM_BYTES))
+    monkeypatch.setattr(nats._state, "_backoff", Backoff(first_s=0.0, most_s=0.0))
+
+    async def fails() -> None:
+        server.restarts += 1
+        raise ConnectError("its store is damaged")
+
+    monkeypatch.setattr(server, "restart_async", fails)
+    async with asyncio.timeout(10):
+        with pytest.raises(StartFailed, match="tried 5 times: its store is damaged"):
+            await nats.keep(lambda: None)
+    assert server.restarts == 3 + 5
 
 
 async def test_a_server_that_stores_nothing_is_started_again_when_there_is_room_and_says_so(
