@@ -11,7 +11,7 @@ from headrace.frontend.anthropic.schema import MessagesRequest
 from headrace.frontend.anthropic.translate import chat_request
 from headrace.frontend.schema.chat import ChatRequest
 from tests.support.frontend.anthropic_client import Client
-from tests.support.frontend.fakes import FILES, FakeServed
+from tests.support.frontend.fakes import FILES, Call, FakeServed
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}, "cache_control": {"type": "ephemeral"}}
 USER = {"role": "user", "content": "hi"}
@@ -219,3 +219,11 @@ async def test_counting_gives_the_tokens_of_the_prompt_even_where_it_is_too_long
     long = await client.create("/v1/messages/count_tokens", messages=[{"role": "user", "content": "x" * 1000}])
     assert (long.status, long.json()["input_tokens"] > 1000) == (200, True)
     assert len(client.ingress.jobs) == 1  # nothing was run for it
+
+
+async def test_a_tool_of_anthropics_servers_is_left_out_and_reported() -> None:
+    client = Client()
+    answer = await client.create(tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    assert (answer.status, answer.headers["headrace-tools-not-offered"]) == (200, "web_search")
+    counted = (await Call(client.frontend.app, "/metrics", method="GET").run()).body.decode()
+    assert 'headrace_frontend_tools_not_offered_total{kind="web_search"} 1.0' in counted
