@@ -16,9 +16,8 @@ import subprocess
 import sys
 import time
 
+from headrace.base.logs import GATHER_S, LogStream, LogThread, configure
 from headrace.frontend.http.access_log import AccessLog
-from headrace.log_thread import GATHER_S, LogThread
-from headrace.logs import LogStream, configure
 
 BATCH = 20  # lines in the time that they are gathered, as of 1,000 requests/s
 FIELDS = {

@@ -25,6 +25,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.router_restart import BLOCK_SIZE, POOL, SUBJECTS, connect
+from headrace.base.logs import configure
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import KvStep, LoadReport, WorkerMember
 from headrace.broker.models.cards import ModelCard
@@ -34,7 +35,6 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.lease import RENEWALS_PER_TTL
 from headrace.jetstream.provision import ensure_topology, status
 from headrace.jetstream.topology import Topology
-from headrace.logs import configure
 from headrace.tools.serve_bench.processes import Usage, usage
 from headrace.up.frontend_probe import choose_port
 

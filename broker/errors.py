@@ -31,7 +31,7 @@ HeadraceError
 
 from __future__ import annotations
 
-from headrace.jetstream.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 
 
 class BrokerError(HeadraceError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from headrace.base.metrics import Counter, Gauge, Histogram
 from headrace.broker.bounded_label import BoundedLabel
-from headrace.loop_metrics import Counter, Gauge, Histogram
 
 LOG_LOST = Counter("headrace_log_lost_writes_total", "Writes to the log that were dropped because what reads it stands still")
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.batches.service import Batches
 from headrace.broker.files.uploads import UploadStore
 from headrace.frontend.admin.cancel import CancelRoute
@@ -69,7 +70,6 @@ from headrace.frontend.tracing.traced_app import TracedApp
 from headrace.frontend.tracing.tracer import Tracer
 from headrace.frontend.transcriptions import SpeechApi, Task
 from headrace.frontend.videos import VideoApi, VideoCreation
-from headrace.jetstream.errors import HeadraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,11 +42,12 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from headrace.base.errors import HeadraceError
 from headrace.broker import errors as broker
 from headrace.broker.batches import errors as batches
 from headrace.broker.durable import errors as durable
 from headrace.broker.files import errors as files
-from headrace.jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 
 _TYPES = {429: "rate_limit_error", 502: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}
 

@@ -9,10 +9,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollec
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from headrace.base.metrics import Counter, Gauge
 from headrace.frontend.gen_ai_metrics import GenAiMetrics
 from headrace.frontend.histogram import BYTES, FastHistogram
 from headrace.frontend.tenant_metrics import TenantMetrics
-from headrace.loop_metrics import Counter, Gauge
 
 Source = Literal["request", "job"]
 Level = Literal["met", "first_token_late", "tokens_late", "failed"]  # of service

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.durable.carrier.carrier import Carrier
 from headrace.broker.durable.queue_quotas import QueueQuotas
@@ -46,7 +47,7 @@ from headrace.frontend.startup_app import StartupApp
 from headrace.frontend.status import Lifecycle
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
-from headrace.jetstream.errors import HeadraceError, JetStreamError
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.health import BrokerHealth
 from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.subjects import Subjects

@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.base.errors import HeadraceError
 from headrace.frontend.auth.exposure import is_loopback
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.http.connections import Connections
@@ -21,7 +22,6 @@ from headrace.frontend.http.tls import ServerTls
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle
-from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from headrace.setting import Setting, check_numbers, port_setting
+from headrace.base.setting import Setting, check_numbers, port_setting
 
 AUDIT_LEAVABLE = ("key", "client_id", "model", "workers", "request", "answer")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+\Z", re.IGNORECASE)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.durable.publisher import NewJob
 from headrace.broker.errors import DeadlineExceeded
 from headrace.broker.messages import JobResult
@@ -23,7 +24,7 @@ from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.page_query import PageQuery
 from headrace.frontend.ports import RecordPort, StoredJobPort
 from headrace.frontend.schema.stored import Page
-from headrace.jetstream.errors import HeadraceError, ObjectNotFound
+from headrace.jetstream.errors import ObjectNotFound
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from headrace.base.metrics import Counter
 from headrace.broker.bounded_label import OTHER
-from headrace.loop_metrics import Counter
 
 QUOTA = "rate_limit_exceeded"
 

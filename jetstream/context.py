@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from headrace.base.setting import Setting
 from headrace.jetstream.errors import ConnectError
-from headrace.setting import Setting
 
 if TYPE_CHECKING:
     import ssl

@@ -31,16 +31,9 @@ HeadraceError                      root of the whole project
 
 from __future__ import annotations
 
+from headrace.base.errors import HeadraceError
+
 NOT_STORING = "does not store messages"  # in the reason that a frontend gives for not being ready
-
-
-class HeadraceError(Exception):
-    """Root of all exceptions that Headrace raises on purpose."""
-
-    retriable: bool = False
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
 
 
 class JetStreamError(HeadraceError):

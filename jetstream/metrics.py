@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge
+from headrace.base.metrics import Counter, Gauge
 
 CONNECTED = Gauge("headrace_jetstream_connections", "Connections to NATS that are up")
 RECONNECTS = Counter("headrace_jetstream_reconnects_total", "Times a connection to NATS came back")

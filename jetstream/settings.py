@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from headrace.setting import Setting, port_setting
+from headrace.base.setting import Setting, port_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

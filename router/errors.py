@@ -13,7 +13,7 @@ RouterError
 
 from __future__ import annotations
 
-from headrace.jetstream.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 
 
 class RouterError(HeadraceError):

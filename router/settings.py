@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from headrace.base.setting import Setting, port_setting
 from headrace.broker.settings import Timing
 from headrace.router.replica.settings import SnapshotSettings
-from headrace.setting import Setting, port_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

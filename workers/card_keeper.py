@@ -6,9 +6,9 @@ import asyncio
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.stored_card import readable_card
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology

@@ -18,7 +18,7 @@ HeadraceError
 
 from __future__ import annotations
 
-from headrace.jetstream.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 
 
 class WorkerError(HeadraceError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from headrace.base.metrics import Counter, Gauge, Histogram
 from headrace.broker.bounded_label import BoundedLabel
-from headrace.loop_metrics import Counter, Gauge, Histogram
 
 TOKENS = Counter("headrace_worker_tokens_total", "Tokens of finished choices", ["kind"])
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
-from headrace.setting import Setting, check_numbers, port_setting
+from headrace.base.setting import Setting, check_numbers, port_setting
 
 MOST_LABEL = 64  # characters
 

@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.growth import broker_limits
 from benchmarks.growth.clients import ClientFailed
 from benchmarks.growth.serving_growth import KINDS, Load, Shape, measure
+from headrace.base.logs import configure
 from headrace.jetstream.errors import ConnectError
-from headrace.logs import configure
 
 LOADS = (Load(64, 16), Load(256, 16), Load(64, 128))
 SHAPES = (  # frontends, routers, workers, clients; the first again as the last shows how the machine drifts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge
+from headrace.base.metrics import Counter, Gauge
 
 CARRIED = Gauge("headrace_batch_carried", "Batches that this frontend carries on")
 TAKEN = Counter("headrace_batch_taken_total", "Batches taken over from a frontend that is gone")

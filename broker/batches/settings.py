@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from headrace.setting import Setting, check_numbers
+from headrace.base.setting import Setting, check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge, Histogram
+from headrace.base.metrics import Counter, Gauge, Histogram
 
 CARRIED = Gauge("headrace_jobs_carried", "Stored jobs that this process carries now", ["state"])
 TAKEN = Counter("headrace_jobs_taken_total", "Deliveries of stored jobs that this process began to carry")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter
+from headrace.base.metrics import Counter
 
 WRITTEN = Counter(
     "headrace_files_written_total", "Files by purpose and outcome: stored, left, or an error", ["purpose", "outcome"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Histogram
+from headrace.base.metrics import Counter, Histogram
 
 ITEMS = Counter("headrace_frontend_media_items", "Media items of requests by kind and where they came from", ["kind", "source"])
 BYTES = Counter("headrace_frontend_media_bytes", "Bytes of media items by kind", ["kind"])

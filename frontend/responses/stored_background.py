@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.durable.publisher import NewJob
 from headrace.broker.errors import DeadlineExceeded, ResponseNotStored, ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
@@ -23,7 +24,6 @@ from headrace.frontend.ports import EventSource, ResponsePort, StoredJobPort
 from headrace.frontend.responses.answer import ResponseFault
 from headrace.frontend.responses.eventlog import EventLog, unpacked
 from headrace.frontend.responses.writers import event_of
-from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.chat.conversation import Command, Conversation, help_text, read_line
 from headrace.chat.streamed_answer import Answer, NoAnswer, ask, served_models
-from headrace.errors import EXIT_OK, CommandError
 from headrace.up.runfile import read_run_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"

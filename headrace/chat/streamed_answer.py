@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 
 _SILENT_S = 30.0  # the longest wait for the next piece
 

@@ -14,11 +14,11 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from headrace.base.errors import EXIT_FAILURE, CommandError
+from headrace.base.process import import_patiently, import_structlog
 from headrace.cli.command_parser import CommandParser
 from headrace.cli.help_flags import ShowVersion
 from headrace.commands.groups import EXIT_CODES, show_help
-from headrace.errors import EXIT_FAILURE, CommandError
-from headrace.fast_imports import import_patiently, import_structlog
 
 COMMAND_GROUP = "headrace.commands"
 

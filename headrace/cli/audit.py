@@ -49,8 +49,8 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 
 
 def _run_ls(parsed: argparse.Namespace) -> int:
+    from headrace.base.errors import CommandError
     from headrace.commands.audit import list_records
-    from headrace.errors import CommandError
 
     if parsed.limit < 1:
         raise CommandError(f"--limit must be 1 or more, got {parsed.limit}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from headrace.errors import EXIT_USAGE
+from headrace.base.errors import EXIT_USAGE
 
 _N = TypeVar("_N")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.base.errors import EXIT_OK
 from headrace.cli.command_parser import CommandParser
-from headrace.errors import EXIT_OK
 
 EXAMPLES = """examples:
   source <(headrace completion bash)      in this shell, or in ~/.bashrc for all

@@ -78,8 +78,8 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 
 
 def _run_submit(parsed: argparse.Namespace) -> int:
+    from headrace.base.errors import CommandError
     from headrace.commands.submit import SubmitOptions, submit_file
-    from headrace.errors import CommandError
 
     if parsed.open < 1:
         raise CommandError(f"--open must be 1 or more, got {parsed.open}")

@@ -14,8 +14,8 @@ The server's own errors (`headrace.jetstream.errors`) pass through where no job 
 
 from __future__ import annotations
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.messages import JobStatus
-from headrace.jetstream.errors import HeadraceError
 
 
 class ClientError(HeadraceError):

@@ -9,12 +9,12 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.commands.byte_sizes import size
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import columns, connected
 from headrace.commands.progress import Progress
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.ports import Messaging, StoredObject
 from headrace.jetstream.subjects import Subjects

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import AuditRecord
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import TopologyError
 from headrace.jetstream.ports import StoredMessage

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import DeadLetter, Unreadable
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import columns, connected, request_id
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.provision import parse_time
 from headrace.jetstream.subjects import Subjects

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.base.errors import EXIT_OK, CommandError, StartFailed
 from headrace.broker.codec import decode, unpack_f32, unpack_u32
 from headrace.broker.errors import AdmissionError, BrokerError, JobError, PoisonJob, UnknownModel, WireError
 from headrace.broker.ingress.ingress import Ingress
@@ -27,7 +28,6 @@ from headrace.commands.dlq import find_letter, letters
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import (
@@ -25,7 +26,6 @@ from headrace.broker.messages import (
 )
 from headrace.commands.operating.control_client import ask_all, columns, connected, request_id
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 

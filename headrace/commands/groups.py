@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from headrace.errors import EXIT_USAGE
+from headrace.base.errors import EXIT_USAGE
 
 EXIT_CODES = (
     "exit codes: 0 clean, 1 failure, 2 wrong command line, 69 NATS server unreachable, 70 engine died, 78 wrong settings"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.base.errors import EXIT_OK, CommandError, StartFailed
 from headrace.commands.run import exit_code
 from headrace.config.build_settings import subjects
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.context import DEFAULT_URL
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, operator_config

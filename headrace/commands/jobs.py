@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.broker.durable.names import job_token
 from headrace.broker.messages import JobProgress
 from headrace.client.client import Client, ClientOptions, client_of
@@ -20,7 +21,6 @@ from headrace.client.listing import ListedJob
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects

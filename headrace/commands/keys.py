@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.keys.errors import ApiKeyError
 from headrace.broker.keys.records import CLIENT_SCOPES, KeyRecord, Limits
 from headrace.broker.keys.store import KeyStore
 from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import TopologyError
 from headrace.jetstream.provision import ensure_streams

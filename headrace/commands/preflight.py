@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.base.errors import SettingsError, StartFailed
+from headrace.base.process import PRIVATE_FOLDER
 from headrace.config.build_settings import bundled_model_dir, engine_arguments, frontend_settings, needs_bundled_model
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError, StartFailed
-from headrace.private_files import PRIVATE_FOLDER
 from headrace.up.pools import every_pool
 from headrace.up.server_logins import worker_login
 from headrace.up.worker_plan import worker_counts

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Routed
@@ -22,7 +23,6 @@ from headrace.commands.operating.control_client import connected
 from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects, check_token, pool_id

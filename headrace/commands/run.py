@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_ENGINE_DIED,
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    CommandError,
+    HeadraceError,
+    StartFailed,
+)
+from headrace.base.process import make_files_private
 from headrace.broker.errors import CardKeyUnusable
 from headrace.broker.part_state import PartState
 from headrace.commands.preflight import check_conversion, check_exposure, check_up, check_worker
@@ -28,25 +39,14 @@ from headrace.config.build_settings import (
 )
 from headrace.config.secrets import take_secrets
 from headrace.config.settings import Settings
-from headrace.errors import (
-    EXIT_CONFIGURATION,
-    EXIT_ENGINE_DIED,
-    EXIT_FAILURE,
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    CommandError,
-    StartFailed,
-)
 from headrace.jetstream.errors import (
     AccessDenied,
-    HeadraceError,
     JetStreamDisabled,
     ServerTooOld,
     ServerUnreachable,
     SubjectError,
     TopologyError,
 )
-from headrace.private_files import make_files_private
 from headrace.up.process import end_with_supervisor
 from headrace.workers.health.process_guard import TreeGuard
 

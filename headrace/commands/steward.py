@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import EXIT_OK
+from headrace.base.process import stop_signals
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK
-from headrace.signals import stop_signals
 from headrace.up.provisioner import Provisioner
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.broker.durable.names import job_token
 from headrace.client.client import Client, ClientOptions, client_of
 from headrace.client.errors import ClientError, NotAllowed
@@ -24,7 +25,6 @@ from headrace.client.results import Result
 from headrace.commands.operating.control_client import connected
 from headrace.commands.progress import Progress
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.broker.tenants.erasure import TenantErasure
 from headrace.broker.tenants.inventory import TenantInventory
 from headrace.commands.operating.audit import announce, user_name
@@ -16,7 +17,6 @@ from headrace.commands.operating.control_client import columns, connected
 from headrace.commands.tenant_export import MANIFEST, TenantExport
 from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import CommandError
 from headrace.broker.keys.records import KeyRecord
 from headrace.broker.tenants.inventory import BUCKETS, TenantInventory
-from headrace.errors import CommandError
 from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.ports import StoredMessage
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Decided, Explain, Explanation, IngressMember, Routed, Stories, Story, TellStories
@@ -18,7 +19,6 @@ from headrace.commands.explain import chronology, live_routers
 from headrace.commands.operating.control_client import ask_all, ask_subjects, connected, request_id
 from headrace.commands.story_text import placements_text, stages, story_text
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import RequestTimeout
 from headrace.jetstream.ports import Messaging

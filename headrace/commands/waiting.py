@@ -8,8 +8,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import IO, TypeVar
 
+from headrace.base.errors import HeadraceError
 from headrace.commands.progress import EVERY_S
-from headrace.jetstream.errors import HeadraceError
 
 T = TypeVar("T")
 Look = Callable[[], Awaitable[str]]

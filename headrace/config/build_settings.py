@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.errors import SettingsError
 from headrace.config.options import declared_by
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError
 from headrace.jetstream.errors import ConnectError, SubjectError
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects, tenant_token
 

@@ -16,6 +16,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
+from headrace.base.setting import Declared, Setting, declared
 from headrace.config.command_line import (
     Console,
     Deployment,
@@ -26,7 +27,6 @@ from headrace.config.command_line import (
     Up,
     WorkerPool,
 )
-from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
 Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model", "console", "planner"]

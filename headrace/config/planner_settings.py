@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Literal
 
-from headrace.setting import Setting, check_numbers
+from headrace.base.setting import Setting, check_numbers
 
 FORECASTERS = ("arima", "ces", "ets", "theta")  # of statsforecast
 

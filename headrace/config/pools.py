@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.base.errors import SettingsError
 from headrace.config.options import find, section_options
 from headrace.config.values import close_matches
-from headrace.errors import SettingsError
 
 POOLS = "up.pools"
 POOL = "worker.pool"

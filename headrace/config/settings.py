@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.base.errors import SettingsError
 from headrace.config.options import (
     OTHER_ENV,
     SECTIONS,
@@ -30,7 +31,6 @@ from headrace.config.options import (
 )
 from headrace.config.pools import NOT_SHARED, POOL, POOLS, values_of_pool
 from headrace.config.values import as_text, check_value, close_matches, mask
-from headrace.errors import SettingsError
 
 DEFAULT_FILE = "headrace.toml"
 

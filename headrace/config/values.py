@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from headrace.base.errors import SettingsError
 from headrace.config.options import Option
 from headrace.config.secrets import MASK, mask_table, mask_url, mask_urls
-from headrace.errors import SettingsError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.base.errors import CommandError
 from headrace.broker.membership.local_processes import machine_id
 from headrace.broker.messages import Drain, WorkerMember
 from headrace.commands.dlq import find_letter
@@ -17,7 +18,6 @@ from headrace.commands.dlq_retry import run_again
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control import find_worker, live_workers, tell_worker
 from headrace.console.guard import ConsoleGuard
-from headrace.errors import CommandError
 from headrace.frontend.errors import BadRequest, Forbidden, FrontendError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.base.errors import CommandError, HeadraceError
 from headrace.broker.keys.store import KeyStore
 from headrace.console.actions import Actions
 from headrace.console.frontend_proxy import FrontendProxy
@@ -27,11 +28,9 @@ from headrace.console.requests import RequestRoutes
 from headrace.console.sections import Sections, Shared, Source
 from headrace.console.started_workers import started_workers
 from headrace.console.stream_metrics_route import StreamMetrics
-from headrace.errors import CommandError
 from headrace.frontend.error_forms import error_response
 from headrace.frontend.errors import FrontendError, MethodNotAllowed, RouteNotFound, translate
 from headrace.jetstream.client import Connection
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()

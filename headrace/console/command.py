@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from headrace.base.errors import SettingsError
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
 from headrace.console.app import ConsoleOptions
-from headrace.errors import SettingsError
 from headrace.frontend.auth.exposure import is_loopback
 from headrace.up.process import SUPERVISOR_PID
 from headrace.up.runfile import read_run_file

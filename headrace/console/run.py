@@ -9,6 +9,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.base.errors import HeadraceError
 from headrace.console.app import Console, ConsoleOptions, build_console
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.serving import listen, serve
@@ -16,7 +17,6 @@ from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.context import ConnectOptions
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.subjects import Subjects
 
 CONNECT_S = 30.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.errors import StartFailed
+from headrace.base.errors import StartFailed
 from headrace.up.process import SUPERVISOR_PID, headrace_command, kill_group
 from headrace.up.runfile import run_file_of
 

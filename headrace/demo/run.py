@@ -8,12 +8,12 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK
+from headrace.base.logs import wants_colour
 from headrace.chat.streamed_answer import Answer, NoAnswer, ask
 from headrace.demo.deployment import MODEL, DemoDeployment
 from headrace.demo.screen import Colour, Screen
 from headrace.demo.verdict import Death, Verdict, judge
-from headrace.errors import EXIT_FAILURE, EXIT_OK
-from headrace.logs import wants_colour
 
 TOKEN_S = 0.045  # of the simulated engine: a speed at which people read
 READ_S = 1.5  # to read what was written before it goes on

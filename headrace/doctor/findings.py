@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.errors import EXIT_FAILURE, EXIT_OK, EXIT_UNAVAILABLE
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_UNAVAILABLE
 
 Level = Literal["ok", "unknown", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "unknown", "warning", "error")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import EXIT_UNAVAILABLE, StartFailed
 from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
 from headrace.doctor.deployment_checks import check_deployment
@@ -17,7 +18,6 @@ from headrace.doctor.machine_facts import read_machine
 from headrace.doctor.report import as_json, as_text
 from headrace.doctor.server_checks import check_server
 from headrace.doctor.server_facts import embedded_monitoring, read_server
-from headrace.errors import EXIT_UNAVAILABLE, StartFailed
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.base.errors import CommandError
 from headrace.doctor.facts import (
     AccountLimits,
     ConsumerFacts,
@@ -20,7 +21,6 @@ from headrace.doctor.facts import (
     ServerFacts,
     StreamFacts,
 )
-from headrace.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.core.api import STREAM_NOT_FOUND, ApiError
 from headrace.jetstream.errors import AccessDenied

@@ -12,12 +12,12 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
+from headrace.base.errors import CommandError
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import Done, Drain, Operated, Record, Wake
 from headrace.broker.messages.prefill import SetRole
 from headrace.commands.operating.audit import announce
 from headrace.commands.operating.control import find_worker, live_workers
-from headrace.errors import CommandError
 from headrace.jetstream.errors import JetStreamError, RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import structlog
 
+from headrace.base.errors import SettingsError, StartFailed
+from headrace.base.process import stop_signals
 from headrace.broker.part_state import PartState
 from headrace.commands.operating.control import live_workers
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import connect_options, planner_settings, subjects
 from headrace.config.planner_settings import PlannerSettings
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError, StartFailed
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.subjects import Subjects
@@ -28,7 +29,6 @@ from headrace.planner.kubernetes.scaler import KubernetesScaler
 from headrace.planner.planner_process import PlannerProcess
 from headrace.planner.speed_curve import Speed
 from headrace.planner.statsforecast_models import statsforecast_models
-from headrace.signals import stop_signals
 from headrace.up.worker_control import socket_of
 
 log = structlog.get_logger()

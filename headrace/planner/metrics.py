@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge
+from headrace.base.metrics import Counter, Gauge
 from headrace.planner.plan import REASONS, Plan
 
 DESIRED = Gauge("headrace_planner_desired_workers", "Workers that the planner wants", ["pool", "role"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import LoadReport, WorkerMember
@@ -22,7 +23,6 @@ from headrace.chat.streamed_answer import served_models
 from headrace.commands.operating.control import live_workers
 from headrace.commands.operating.control_client import columns, connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.deployment_watch import step_sights

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.commands.operating.control_client import columns, connected
 from headrace.config.build_settings import planner_settings
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.command import read_profile

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from headrace.base.errors import SettingsError
 from headrace.config.planner_settings import forecaster_names
-from headrace.errors import SettingsError
 from headrace.planner.forecasters import Forecaster, ahead, counted
 
 CLASSES = {"arima": "AutoARIMA", "ces": "AutoCES", "ets": "AutoETS", "theta": "AutoTheta"}

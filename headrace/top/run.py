@@ -10,13 +10,13 @@ import sys
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
+from headrace.base.logs import wants_colour
 from headrace.commands.operating.control_client import connected
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
-from headrace.logs import wants_colour
 from headrace.top.facts import Snapshot, read_snapshot
 from headrace.top.screen import Screen
 from headrace.top.view import ORDERS, Order, draw

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.base.errors import SettingsError
 from headrace.config.secrets import without_secrets_of_others
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError
 from headrace.frontend.auth.exposure import is_loopback
 from headrace.up.frontend_probe import base_url, choose_port
 from headrace.up.managed_process import ManagedProcess

@@ -13,7 +13,7 @@ import socket
 import ssl
 from functools import cache
 
-from headrace.errors import SettingsError
+from headrace.base.errors import SettingsError
 from headrace.jetstream.errors import NOT_STORING
 
 _QUIET_PORTS = range(20_000, 32_768)

@@ -10,10 +10,10 @@ from typing import Any
 
 import structlog
 
+from headrace.base.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.config.build_settings import server_settings
 from headrace.config.secrets import mask_urls
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer, StoreKeyUnusable
 from headrace.jetstream.errors import JetStreamError
 from headrace.up.certificate_files import CertificateFiles

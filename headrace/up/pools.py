@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headrace.base.errors import SettingsError
 from headrace.config.pools import POOLS
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError
 
 
 def every_pool(settings: Settings) -> Iterator[tuple[str, Settings]]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace.base.errors import StartFailed
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
-from headrace.errors import StartFailed
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.tasks import TaskScope
 

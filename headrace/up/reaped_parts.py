@@ -11,9 +11,9 @@ from importlib import import_module
 
 import structlog
 
+from headrace.base.errors import SettingsError
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
-from headrace.errors import SettingsError
 from headrace.up.managed_process import first_of
 from headrace.up.nats_part import NatsPart
 from headrace.up.parts import Reaped

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.errors import EXIT_CONFIGURATION, EXIT_OK
+from headrace.base.errors import EXIT_CONFIGURATION, EXIT_OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from headrace.errors import AlreadyRunning, StartFailed
-from headrace.private_files import make_private_folder
+from headrace.base.errors import AlreadyRunning, StartFailed
+from headrace.base.process import make_private_folder
 
 LOGINS = Path("nats", "logins")  # in the data folder
 ONE_LOGIN = "deployment"  # where there are no roles

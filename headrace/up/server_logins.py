@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from headrace.base.errors import StartFailed
 from headrace.config.build_settings import subjects, worker_settings
 from headrace.config.settings import Settings
-from headrace.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import Subjects, pool_id, tenant_token

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from headrace.errors import EXIT_CONFIGURATION, StartFailed
+from headrace.base.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.jetstream.embedded_server import CONFIG, KEY_ID
 from headrace.jetstream.logins.roles import streams_account
 

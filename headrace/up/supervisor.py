@@ -22,10 +22,10 @@ from typing import Any
 
 import structlog
 
+from headrace.base.errors import EXIT_OK, CommandError, PartFailed, StartFailed
+from headrace.base.process import stop_signals
 from headrace.config.build_settings import bundled_model_dir, needs_bundled_model
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, PartFailed, StartFailed
-from headrace.signals import stop_signals
 from headrace.up.console_part import CONSOLE_GRACE_S
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.managed_process import ManagedProcess, first_of

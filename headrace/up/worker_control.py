@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from headrace.errors import CommandError, SettingsError
+from headrace.base.errors import CommandError, SettingsError
 
 _log = structlog.get_logger()
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 
+from headrace.base.errors import SettingsError
 from headrace.config.build_settings import MODEL_ENGINES
 from headrace.config.options import declared_by, find
 from headrace.config.settings import Settings
 from headrace.config.values import as_text
-from headrace.errors import SettingsError
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.up.pools import every_pool
 

@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.errors import SettingsError
+from headrace.base.errors import SettingsError
 
 PACKAGES = {"sglang": "sglang"}
 """The package that an engine needs, for engines that may have an environment of their own."""

@@ -6,7 +6,7 @@ with `ws://` is refused (`context`).
 
 from __future__ import annotations
 
-from headrace.jetstream.core.hidden_imports import hidden
+from headrace.base.process import hidden
 
 __all__ = ["NUID", "PING_PROTO", "Client", "Parser", "Subscription", "TcpTransport", "command", "errors"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge, Histogram
+from headrace.base.metrics import Counter, Gauge, Histogram
 
 EVENTS = Counter("headrace_router_kv_events_total", "Cache events applied to the index", ["kind"])
 BLOCKS = Counter("headrace_router_kv_blocks_total", "Blocks in cache events applied", ["change"])

@@ -6,10 +6,10 @@ from math import inf
 from types import MappingProxyType
 from typing import Annotated, Literal, get_args
 
+from headrace.base.setting import Setting
 from headrace.router.errors import need
 from headrace.router.index.types import TIERS, Tier
 from headrace.router.placement.fairness.settings import FairnessSettings
-from headrace.setting import Setting
 
 PolicyName = Literal["kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)

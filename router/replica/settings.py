@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from headrace.base.setting import Setting
 from headrace.router.errors import SettingsInvalid
-from headrace.setting import Setting
 
 KEEP = 2
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.base.metrics import Counter, Histogram
 from headrace.broker.messages import FleetDecision
-from headrace.loop_metrics import Counter, Histogram
 
 CLOSE = 0.2  # part of the measured time
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)

@@ -5,8 +5,8 @@ Tenants come from clients, so only the first `MAX_TENANTS` of a process get a la
 
 from __future__ import annotations
 
+from headrace.base.metrics import Counter, Gauge, Histogram
 from headrace.jetstream.subjects import REQUEST_CLASSES
-from headrace.loop_metrics import Counter, Gauge, Histogram
 from headrace.router.placement.types import Placement
 
 MAX_TENANTS = 32

@@ -134,14 +134,14 @@ ATTEMPTS = (
         "the first ones are written, the rest counted",
         (
             (
-                "unit/headrace/test_repeated_errors.py"
+                "unit/headrace/base/test_repeated_errors.py"
                 "::test_a_flood_keeps_its_first_tracebacks_and_lines_and_the_next_window_says_what_is_missing"
             ),
         ),
         "lines are not left out",
         (
             Cut(
-                "headrace/repeated_errors.py",
+                "headrace/base/logs.py",
                 "if count > LINES:\n            raise structlog.DropEvent",
                 "if False:\n            raise structlog.DropEvent",
             ),

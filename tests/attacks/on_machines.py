@@ -192,7 +192,7 @@ ATTEMPTS = (
         "folders 0700, files 0600",
         (f"{PRIVATE}::test_a_deployment_lets_in_its_user_and_its_keys_alone",),
         "the umask stays as it was",
-        (Cut("headrace/private_files.py", "os.umask(0o077)", "os.umask(0)"),),
+        (Cut("headrace/base/process.py", "os.umask(0o077)", "os.umask(0)"),),
     ),
     Attempt(
         "keys",

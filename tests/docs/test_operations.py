@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace import errors
+from headrace.base import errors
 from headrace.config.options import OTHER_ENV
 from tests.docs.blocks import ROOT
 from tests.docs.settings_table import FILE, with_table

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TextIO
 
-from headrace.errors import StartFailed
+from headrace.base.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.tasks import TaskScope

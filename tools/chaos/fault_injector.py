@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from headrace.base.errors import StartFailed
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Inspect, Inspection
 from headrace.commands.operating.control import live_workers
 from headrace.commands.operating.control_client import ask_all
-from headrace.errors import StartFailed
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

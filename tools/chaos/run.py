@@ -15,10 +15,10 @@ from pathlib import Path
 
 import structlog
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.commands.dlq import letters
 from headrace.commands.waiting import told_while
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
-from headrace.logs import configure
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
+from headrace.base.logs import configure
 from headrace.tools.argument_types import count, positive
 from headrace.tools.peer_bench.comparison import ComparisonReport, Work, compare, ratios
 from headrace.tools.peer_bench.environment import NotInstalled

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import uvloop
 
+from headrace.base.errors import CommandError
 from headrace.chat.streamed_answer import NoAnswer, served_models
-from headrace.errors import CommandError
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ConnectError
 from headrace.tools.peer_bench.environment import NotInstalled, install, python_of

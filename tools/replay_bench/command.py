@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.errors import EXIT_OK, CommandError
-from headrace.logs import configure
+from headrace.base.errors import EXIT_OK, CommandError
+from headrace.base.logs import configure
 from headrace.router.errors import RouterError
 from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.classic import SWEEP, WIDE_SWEEP

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import uvloop
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
+from headrace.base.logs import configure
 from headrace.chat.streamed_answer import NoAnswer, served_models
 from headrace.commands.progress import Progress
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
-from headrace.logs import configure
 from headrace.router.errors import RouterError
 from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.trace import Trace, read_trace

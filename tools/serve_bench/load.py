@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS, Trace, TraceRequest
 from headrace.tools.serve_bench.connection import Outcome, StreamConnection
 

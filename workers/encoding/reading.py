@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.messages.encoding import LentRecord
-from headrace.jetstream.errors import HeadraceError
 from headrace.workers.encoding.lending import BLOCK_BYTES
 from headrace.workers.errors import TransferFailed
 from headrace.workers.nixl.agent import Agent

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import decode
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Generation
 from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
 from headrace.broker.spill import fetch_payload
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope

@@ -18,11 +18,12 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Generation
 from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
-from headrace.jetstream.errors import HeadraceError, JetStreamError, ObjectCorrupt, ObjectNotFound
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS

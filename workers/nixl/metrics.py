@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.loop_metrics import Counter, Gauge, Histogram
+from headrace.base.metrics import Counter, Gauge, Histogram
 
 BYTES = Counter("headrace_nixl_bytes_total", "Bytes that NIXL says it moved", ["op"])
 TRANSFERS = Counter("headrace_nixl_transfers_total", "Transfers that ended", ["op", "outcome"])

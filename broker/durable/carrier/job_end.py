@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import encode
 from headrace.broker.durable import metrics
 from headrace.broker.durable.carrier.carrier_deps import CarrierDeps, known
@@ -24,7 +25,7 @@ from headrace.broker.durable.stream_writer import read_stream
 from headrace.broker.errors import AdmissionError
 from headrace.broker.messages import JobFault, JobResult, JobStatus, Row, StreamEntry, Unreadable
 from headrace.broker.retry import until_done
-from headrace.jetstream.errors import HeadraceError, PayloadTooLarge
+from headrace.jetstream.errors import PayloadTooLarge
 from headrace.jetstream.ports import Delivery
 
 log = structlog.get_logger()

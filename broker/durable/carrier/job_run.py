@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.durable import metrics
 from headrace.broker.durable.carrier.carrier_deps import CarrierDeps, known
 from headrace.broker.durable.carrier.crash_writer import CrashWriter
@@ -29,7 +30,6 @@ from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job
 from headrace.broker.messages import JobFault, Row
 from headrace.broker.protocol.resume import Resume
-from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import encode
 from headrace.broker.models.card_store import adapter_gone, adapter_served
 from headrace.broker.models.cards import UNLOAD_GRACE_S, bad_adapter_name
@@ -21,7 +22,6 @@ from headrace.broker.worker.ports import AdapterPort
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.lease import LeaseKeeper
 
 log = structlog.get_logger()

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.messages import (
     CheckHealth,
     Operated,
@@ -29,7 +30,6 @@ from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.ports import EngineOperations
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.state import WorkerState
-from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import LoadAdapter, UnloadAdapter
 from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, AdapterReply
@@ -19,7 +20,6 @@ from headrace.commands.operating.control import check_grace, find_worker, live_w
 from headrace.commands.operating.control_client import columns, connected
 from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import EXIT_OK, CommandError, StartFailed
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import Done, Drain, Inspect, Inspection, Record, WorkerMember
 from headrace.broker.messages.prefill import SetRole
@@ -17,7 +18,6 @@ from headrace.commands.operating.control_client import ask_all, columns, connect
 from headrace.commands.progress import Progress
 from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import NoResponder, RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from headrace.base import logs
+from headrace.base.errors import StartFailed
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Record
@@ -13,12 +15,10 @@ from headrace.commands.run import exit_code
 from headrace.commands.running_deployment import looked_for
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
-from headrace.errors import StartFailed
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError, ServerUnreachable
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
-from headrace.logs import configure_tool
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Record)
@@ -42,7 +42,8 @@ def connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitabl
 
     Raises CommandError when the connection or `ask` fails; where no server answers it says where its address is from.
     """
-    configure_tool(settings)
+    level = settings["log.level"] if settings.given("log.level") else "warning"  # an answer is printed, and the command ends
+    logs.configure(log_format=settings["log.format"], level=level, fields={"component": settings.command})
     names = subjects(settings)
 
     async def run() -> T:

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import (
     CheckHealth,
@@ -23,7 +24,6 @@ from headrace.commands.operating.control import check_grace, find_worker, how_fa
 from headrace.commands.operating.control_client import connected
 from headrace.commands.waiting import told_while
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from headrace.jetstream.errors import NoResponder, RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

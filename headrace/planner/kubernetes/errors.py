@@ -14,7 +14,7 @@ CommandError
 
 from __future__ import annotations
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 
 
 class KubernetesError(CommandError):

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
+from headrace.base.logs import LogStream, wants_colour
 from headrace.config.settings import Settings
-from headrace.logs import LogStream, wants_colour
 from headrace.up.output.log_file import LogFile
 from headrace.up.output.short_view import ShortView, Style
 from headrace.up.output.terminal import Terminal, as_json

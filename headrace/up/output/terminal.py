@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, TextIO
 
-from headrace.log_thread import LogThread
+from headrace.base.logs import LogThread
 
 _COLOURS = (36, 35, 32, 33, 34, 96, 95, 92)  # ANSI, one per part in the order of first appearance
 _CLEAR = "\r\x1b[2K"

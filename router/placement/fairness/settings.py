@@ -6,8 +6,8 @@ from math import inf
 from types import MappingProxyType
 from typing import Annotated
 
+from headrace.base.setting import Setting
 from headrace.router.errors import need
-from headrace.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

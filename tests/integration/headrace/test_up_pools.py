@@ -12,8 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from headrace.base.errors import EXIT_CONFIGURATION
 from headrace.commands.operating.control import live_workers
-from headrace.errors import EXIT_CONFIGURATION
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text

@@ -196,7 +196,7 @@ async def test_what_the_server_gives_up_becomes_a_dead_letter_and_what_is_moved_
 @pytest.fixture(autouse=True)
 def no_logging_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loggers keep the stream that they are given first, and here that would be one of this test."""
-    monkeypatch.setattr("headrace.logs.configure", lambda **_options: "console")
+    monkeypatch.setattr("headrace.base.logs.configure", lambda **_options: "console")
 
 
 async def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import CommandError
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import HistoryEntry, KvStep, Routed, WorkerMember
 from headrace.cli import main
 from headrace.commands.replay import recorded, run_index, run_placements
-from headrace.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

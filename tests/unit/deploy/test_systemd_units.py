@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import EXIT_CONFIGURATION
+from headrace.base.errors import EXIT_CONFIGURATION
 from headrace.jetstream.embedded_server import find_binary
 from tests.support.command_lines import drain_s, is_known, read
 

@@ -21,7 +21,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from headrace import errors as command_errors
+from headrace.base import errors as command_errors
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import encode
 from headrace.cli import build_parser, command_names
 from headrace.cli.help_flags import ShowUsualHelp
@@ -32,7 +33,6 @@ from headrace.config.settings import load
 from headrace.frontend import errors as http
 from headrace.frontend.openapi import build_openapi
 from headrace.jetstream import topology
-from headrace.jetstream.errors import HeadraceError
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects
 from headrace.jetstream.topology import Topology

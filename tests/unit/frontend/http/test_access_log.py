@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.logs import LogThread
 from headrace.frontend.http.access_log import AccessLog
-from headrace.log_thread import LogThread
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import CommandError
 from headrace.chat.conversation import Conversation
 from headrace.chat.run import Chat, _chosen, figures
 from headrace.chat.streamed_answer import Answer, NoAnswer
-from headrace.errors import CommandError
 
 
 class Listed:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.commands.preflight import check_exposure, check_logins
 from headrace.config.options import Command
 from headrace.config.settings import load
-from headrace.errors import SettingsError
 
 
 @pytest.mark.parametrize("command", ["up", "frontend"])

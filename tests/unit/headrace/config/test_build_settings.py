@@ -11,6 +11,7 @@ import pytest
 
 import headrace.router.placement.settings
 import headrace.workers.settings
+from headrace.base.errors import SettingsError
 from headrace.config.build_settings import (
     connect_options,
     frontend_settings,
@@ -23,7 +24,6 @@ from headrace.config.build_settings import (
 )
 from headrace.config.options import all_options
 from headrace.config.settings import load
-from headrace.errors import SettingsError
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.settings import ServerSettings

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.broker.models.cards import ModelCard
 from headrace.config.build_settings import worker_settings
 from headrace.config.settings import load
-from headrace.errors import SettingsError
 from headrace.workers.engine import EngineInfo
 from headrace.workers.registration import build_card
 

@@ -6,9 +6,9 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
+from headrace.base.setting import Setting
 from headrace.config import options
 from headrace.config.options import SECTIONS, Section, all_options, find, find_variable, options_of, section_options
-from headrace.setting import Setting
 
 
 def test_every_key_flag_and_variable_is_found_by_name() -> None:

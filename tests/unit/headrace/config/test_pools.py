@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.config.settings import Settings, load
-from headrace.errors import SettingsError
 from headrace.up.pools import every_pool
 
 SMALL = 'small-sg={"engine": "sglang", "workers": 2, "engine_args": {"dtype": "float32"}}'

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import CommandError
 from headrace.doctor.facts import PeerFacts
 from headrace.doctor.server_facts import consumer_facts, embedded_monitoring, read_monitoring, stream_facts
-from headrace.errors import CommandError
 
 
 def test_a_replica_that_is_away_is_told_from_one_that_is_behind() -> None:

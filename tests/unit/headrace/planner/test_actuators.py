@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.actions import Action

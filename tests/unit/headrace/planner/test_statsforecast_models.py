@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.config.planner_settings import FORECASTERS, PlannerSettings
-from headrace.errors import SettingsError
 from headrace.planner.forecast_book import LEAST_SCORED
 from headrace.planner.pool_planner import PoolPlanner
 from headrace.planner.statsforecast_models import CLASSES, LEAST, REFIT, WINDOW, StatsForecastModel, statsforecast_models

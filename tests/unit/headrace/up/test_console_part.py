@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.config.settings import load
-from headrace.errors import SettingsError
 from headrace.up.console_part import ConsolePart, console_part
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from headrace.errors import StartFailed
+from headrace.base.errors import StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.up import nats_part
 from headrace.up.nats_part import NatsPart

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import AlreadyRunning, CommandError, SettingsError
+from headrace.base.process import stop_signals
 from headrace.broker.messages import WorkerMember
 from headrace.commands.operating.control import find_worker
-from headrace.errors import AlreadyRunning, CommandError, SettingsError
-from headrace.signals import stop_signals
 from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models
 from headrace.up.output.ready_text import ready_text
 from headrace.up.output.terminal import Terminal, stopping_text

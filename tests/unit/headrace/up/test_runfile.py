@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import StartFailed
+from headrace.base.errors import StartFailed
 from headrace.up.runfile import RunFile, read_run_file
 
 STATE = {"pid": 1, "prefix": "hr", "namespace": "default", "nats": {"url": "nats://127.0.0.1:4711", "context": None}}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import StartFailed
 from headrace.config.settings import Settings, load
-from headrace.errors import StartFailed
 from headrace.jetstream.subjects import pool_id
 from headrace.up.parts import make_parts
 from headrace.up.server_logins import ServerLogins, worker_login

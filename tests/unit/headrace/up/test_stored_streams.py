@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.errors import EXIT_CONFIGURATION
+from headrace.base.errors import EXIT_CONFIGURATION
 from headrace.up import stored_streams
 from headrace.up.stored_streams import StoredStreams, StreamsNotMoved
 

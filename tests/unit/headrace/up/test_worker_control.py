@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import CommandError, SettingsError
+from headrace.base.errors import CommandError, SettingsError
 from headrace.up.worker_control import ask_for_worker, socket_of, worker_control
 
 

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from headrace.base.errors import SettingsError
 from headrace.config.settings import load
-from headrace.errors import SettingsError
 from headrace.up import worker_plan
 from headrace.up.managed_process import ManagedProcess
 from headrace.up.parts import Parts, make_parts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import SettingsError
+from headrace.base.errors import SettingsError
 from headrace.up import worker_python as module
 from headrace.up.worker_python import worker_python
 

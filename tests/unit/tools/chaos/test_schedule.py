@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 from headrace.tools.chaos.quiescence import orphans
 from headrace.tools.chaos.run import ChaosOptions, run_chaos
 from headrace.tools.chaos.schedule import KINDS, PlannedFault, draw_faults, kinds_of

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from headrace.errors import CommandError
+from headrace.base.errors import CommandError
 from headrace.tools.replay_bench.trace import Trace, TraceRequest
 from headrace.tools.serve_bench.load import (
     Target,

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.messages import CheckHealth, Operated, Pause, Resume, SetLogLevel, Sleep, Wake, WorkerMember
 from headrace.broker.worker.operating.operations import WorkerOperations
 from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.errors import HeadraceError
 
 
 class World:

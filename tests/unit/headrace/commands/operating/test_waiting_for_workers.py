@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import EXIT_OK
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import Done, Inspect, Inspection, Operated, WorkerMember
 from headrace.commands import waiting
 from headrace.commands.operating import adapters, control, operate
-from headrace.errors import EXIT_OK
 from headrace.jetstream.subjects import Subjects
 
 WORKER = "w-1"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import CommandError
 from headrace.broker.codec import encode
 from headrace.broker.messages import Routed
-from headrace.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.replay.recorded_requests import from_start, read_placements, read_trace

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from headrace import loop_metrics
+from headrace.base import metrics
 
 AMOUNTS = st.floats(min_value=0, max_value=1e6)
 STEPS = st.lists(st.tuples(st.sampled_from(("inc", "dec", "set", "observe")), st.sampled_from(("a", "b", "")), AMOUNTS))
@@ -33,16 +33,16 @@ def exposed(module: Any, steps: list[tuple[str, str, float]]) -> list[str]:
 
 @given(STEPS)
 def test_what_is_shown_is_what_prometheus_client_would_show(steps: list[tuple[str, str, float]]) -> None:
-    assert exposed(loop_metrics, steps) == exposed(prometheus_client, steps)
+    assert exposed(metrics, steps) == exposed(prometheus_client, steps)
 
 
 @pytest.mark.parametrize("bound", [0.5, 1, 1000.0])
 def test_an_observation_at_a_bound_counts_below_it(bound: float) -> None:
-    assert exposed(loop_metrics, [("observe", "", bound)]) == exposed(prometheus_client, [("observe", "", bound)])
+    assert exposed(metrics, [("observe", "", bound)]) == exposed(prometheus_client, [("observe", "", bound)])
 
 
 def test_a_series_is_the_same_for_a_label_given_by_name_or_as_a_number() -> None:
-    counter = loop_metrics.Counter("c", "text", ["rank"], registry=None)
+    counter = metrics.Counter("c", "text", ["rank"], registry=None)
     series = counter.labels("1")
     assert counter.labels(rank="1") is series
     assert counter.labels(1) is series
@@ -50,22 +50,22 @@ def test_a_series_is_the_same_for_a_label_given_by_name_or_as_a_number() -> None
 
 def test_counting_down_is_refused() -> None:
     with pytest.raises(ValueError, match="no negative"):
-        loop_metrics.Counter("c", "text", registry=None).inc(-1)
+        metrics.Counter("c", "text", registry=None).inc(-1)
 
 
 def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="Incorrect label count"):
-        loop_metrics.Gauge("g", "text", ["a", "b"], registry=None).labels("only one")
+        metrics.Gauge("g", "text", ["a", "b"], registry=None).labels("only one")
     with pytest.raises(ValueError, match="No label names"):
-        loop_metrics.Gauge("g", "text", registry=None).labels("one")
+        metrics.Gauge("g", "text", registry=None).labels("one")
 
 
 def test_a_metric_with_labels_cannot_count_without_them() -> None:
     with pytest.raises(AttributeError):
-        loop_metrics.Counter("c", "text", ["l"], registry=None).inc()
+        metrics.Counter("c", "text", ["l"], registry=None).inc()
 
 
 def test_a_gauge_may_take_its_value_from_a_function() -> None:
     registry = CollectorRegistry()
-    loop_metrics.Gauge("g", "text", registry=registry).set_function(lambda: 7)
+    metrics.Gauge("g", "text", registry=registry).set_function(lambda: 7)
     assert registry.get_sample_value("g") == 7

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import structlog
 
-from headrace import logs
-from headrace.repeated_errors import LINES, TRACEBACKS, WINDOW_S, RepeatedErrors
+from headrace.base import logs
+from headrace.base.logs import LINES, TRACEBACKS, WINDOW_S, RepeatedErrors
 
 
 class Clock:

@@ -14,9 +14,8 @@ import pytest
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from headrace import logs
-from headrace.log_lines import Clock, JsonLines, LineLogger
-from headrace.log_thread import LogThread
+from headrace.base import logs
+from headrace.base.logs import Clock, JsonLines, LineLogger, LogThread
 
 
 @pytest.fixture(autouse=True)

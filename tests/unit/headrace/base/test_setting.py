@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
-from headrace.setting import Setting, check_numbers, declared
+from headrace.base.setting import Setting, check_numbers, declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,21 @@ HeadraceError
 
 from __future__ import annotations
 
-from headrace.jetstream.errors import HeadraceError
-
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2  # the command line is wrong
 EXIT_UNAVAILABLE = 69  # the NATS server cannot be reached: trying again later may help
 EXIT_ENGINE_DIED = 70
 EXIT_CONFIGURATION = 78  # wrong settings: trying again without a change is pointless
+
+
+class HeadraceError(Exception):
+    """Root of all exceptions that Headrace raises on purpose."""
+
+    retriable: bool = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
 
 
 class CommandError(HeadraceError):

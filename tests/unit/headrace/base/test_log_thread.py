@@ -8,8 +8,7 @@ import os
 import threading
 from typing import Any, cast
 
-from headrace.log_thread import LogThread
-from headrace.logs import LogStream
+from headrace.base.logs import LogStream, LogThread
 
 WAIT_S = 30.0
 

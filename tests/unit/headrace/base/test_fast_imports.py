@@ -14,7 +14,7 @@ def test_a_command_does_not_import_rich_for_its_log_and_an_engine_still_can() ->
     """rich, where an engine or a tool has brought it."""
     pytest.importorskip("rich")
     python(
-        "import sys; from headrace.cli import main; assert main(['version']) == 0; import headrace.logs;"
+        "import sys; from headrace.cli import main; assert main(['version']) == 0; import headrace.base.logs;"
         "assert 'structlog' in sys.modules and 'rich' not in sys.modules; import rich.console; assert rich.console.Console"
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from headrace import logs
+from headrace.base import logs
 
 
 @pytest.fixture(autouse=True)
