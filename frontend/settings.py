@@ -19,36 +19,36 @@ class FrontendSettings:
     port: Annotated[int, port_setting("Port to listen on; 0 picks a free one.", "--port")] = 8000
     share_port: Annotated[
         bool,
-        Setting("Listen on a port on which other frontends of the same user listen, too; the kernel spreads connections."),
+        Setting("Share the port with other frontends of the same user; the kernel spreads connections."),
     ] = False
     own_port: Annotated[
         int,
-        Setting("One more port, of this frontend alone, for its probes and metrics; 0: none.", least=0, most=65535),
+        Setting("Additional port of this frontend for probes and metrics; 0: none.", least=0, most=65535),
     ] = 0
     backlog: Annotated[int, Setting("Connections the kernel may hold before they are accepted.", least=1, most=65535)] = 2048
-    keep_alive_s: Annotated[float, Setting("An idle connection is closed after this.", least=0.1)] = 75.0
+    keep_alive_s: Annotated[float, Setting("Time until an idle connection is closed.", least=0.1)] = 75.0
     body_timeout_s: Annotated[float, Setting("Longest time from a request's headers to the end of its body.", least=0.1)] = 30.0
     max_body_bytes: Annotated[int, Setting("Largest request body.", "--max-body", least=1, metavar="BYTES")] = 32 * 1024 * 1024
     body_memory_bytes: Annotated[
         int,
-        Setting("Memory for bodies that are still arriving, of all connections; more are refused.", least=1, metavar="BYTES"),
+        Setting("Memory for incomplete bodies of all connections; more are refused.", least=1, metavar="BYTES"),
     ] = 512 * 1024 * 1024
-    deadline_s: Annotated[float, Setting("Deadline of a request that names none.", "--deadline", least=0.1)] = 600.0
-    max_deadline_s: Annotated[float, Setting("Longest deadline a request may name.", "--max-deadline", least=0.1)] = (
+    deadline_s: Annotated[float, Setting("Default deadline of a request.", "--deadline", least=0.1)] = 600.0
+    max_deadline_s: Annotated[float, Setting("Longest deadline of a request.", "--max-deadline", least=0.1)] = (
         3600.0  # a request that asks for more gets this
     )
     broker_wait_s: Annotated[
         float | None,
         Setting(
-            "How long a new request waits while the broker, a leader of its stream or this frontend's lease is away; "
-            "0: it is refused; default: 3, in a cluster of NATS servers 15.",
+            "Wait of a new request for the broker, a stream's leader or this frontend's lease; 0: none. Default: "
+            "3, in a cluster of NATS servers 15.",
             least=0,
         ),
     ] = None
     no_worker_wait_s: Annotated[
         float,
         Setting(
-            "How long a request for a known model waits while no worker can take it, at most its deadline; 0: it is refused.",
+            "Wait of a request for a known model without a worker, at most its deadline; 0: none.",
             "--no-worker-wait",
             least=0,
         ),
@@ -60,42 +60,43 @@ class FrontendSettings:
     sse_gather_s: Annotated[
         float,
         Setting(
-            "Most that an event of a fast stream waits for the next ones, with 160 streams; less with fewer; 0: none waits.",
+            "Longest wait of an event to be sent with later ones, with 160 streams; less with fewer; 0: none.",
             least=0,
         ),
     ] = 0.008
     sse_keepalive_s: Annotated[
-        float, Setting("A comment line on a stream that was silent this long; 0 sends none.", least=0)
+        float, Setting("Send a comment on a stream that was silent for this time; 0: never.", least=0)
     ] = 0.0
-    slow_client_s: Annotated[
-        float, Setting("An answer of which the client takes nothing for so long is cut, with a reason.", least=0.1)
-    ] = 60.0
-    inline_prompt_bytes: Annotated[int, Setting("Prompts longer than this are tokenised in a thread.", least=1)] = 8192
+    slow_client_s: Annotated[float, Setting("Cut an answer if its client reads nothing for this time.", least=0.1)] = 60.0
+    inline_prompt_bytes: Annotated[int, Setting("Prompts longer than this are tokenized in a thread.", least=1)] = 8192
     prompt_cache_bytes: Annotated[
         int,
-        Setting("Memory for what long prompts have in common with later ones; 0 = none.", least=0, metavar="BYTES"),
+        Setting("Memory for prefixes of long prompts; 0: none.", least=0, metavar="BYTES"),
     ] = 64 * 1024 * 1024
     tokenizer_threads: Annotated[int, Setting("Threads for long prompts.", least=1, most=256)] = 2
     fast_tokenizer: Annotated[
         bool,
-        Setting("Encode by fastokens where it gives the same ids: sooner, for some 60 MB per model.", "--fast-tokenizer"),
+        Setting("Use fastokens if it gives the same ids: faster, for some 60 MB per model.", "--fast-tokenizer"),
     ] = True
     drain_grace_s: Annotated[
         float,
-        Setting("How long running answers may go on after SIGTERM.", "--drain-grace", least=0, commands=("frontend",)),
+        Setting("Time for running answers after SIGTERM.", "--drain-grace", least=0, commands=("frontend",)),
     ] = 30.0
     carry_jobs: Annotated[
         bool,
-        Setting("Carry stored jobs: batches, jobs published over NATS, durable and background answers.", "--carry-jobs"),
+        Setting("Run stored jobs: batches, jobs published over NATS, durable and background answers.", "--carry-jobs"),
     ] = True  # off: this frontend takes them from clients and leaves them to others
     start_timeout_s: Annotated[float, Setting("Longest wait for the NATS server at start.", least=0.1)] = 30.0
     access_log: Annotated[bool, Setting("One log line per request.", "--access-log")] = True
     target_first_token_s: Annotated[
         float,
-        Setting("An answer that begins later is counted as late (headrace_frontend_sla_requests_total); 0: none is.", least=0),
+        Setting(
+            "Latest first token of an answer that meets its target (headrace_frontend_sla_requests_total); 0: no target.",
+            least=0,
+        ),
     ] = 2.0
     target_token_s: Annotated[
-        float, Setting("An answer that takes longer per token after its first is counted as late; 0: none is.", least=0)
+        float, Setting("Longest time per later token of an answer that meets its target; 0: no target.", least=0)
     ] = 0.1
     trace_endpoint: Annotated[
         str | None,
@@ -106,7 +107,7 @@ class FrontendSettings:
     trace_sample: Annotated[
         float,
         Setting(
-            "Share of requests traced where no traceparent decides; errors, moves and late answers are traced always.",
+            "Share of requests to trace without a traceparent; errors, moves and late answers are always traced.",
             "--trace-sample",
             least=0,
             most=1,
@@ -115,31 +116,31 @@ class FrontendSettings:
     audit: Annotated[
         Literal["off", "metadata", "content"],
         Setting(
-            "Record each generating request in the stream AUDIT: who, which model, tokens, times; content: what was said, too.",
+            "Record each generating request in the stream AUDIT: metadata only, or with its content.",
             "--audit",
         ),
     ] = "off"
     audit_redact: Annotated[
         str | None,
-        Setting("File of regular expressions, one a line: what they match is redacted in these records.", kind="path"),
+        Setting("File of regular expressions, one per line, to redact in these records.", kind="path"),
     ] = None
     audit_leave_out: Annotated[
         Sequence[str],
-        Setting("Fields that these records do not have: key, client_id, model, workers, request, answer.", metavar="FIELD,…"),
+        Setting("Fields to omit from these records: key, client_id, model, workers, request, answer.", metavar="FIELD,…"),
     ] = ()
     # connections
-    max_connections: Annotated[int, Setting("Most connections; at the limit idle ones are closed for new ones.", least=1)] = (
+    max_connections: Annotated[int, Setting("Most connections; above it idle ones are closed.", least=1)] = (
         4096  # without idle ones the new ones are refused
     )
-    header_timeout_s: Annotated[float, Setting("Longest time a client may take to send a request's headers.", least=0.1)] = (
+    header_timeout_s: Annotated[float, Setting("Longest time to receive a request's headers.", least=0.1)] = (
         20.0  # from the first byte of a request, or from the connection
     )
     max_header_bytes: Annotated[int, Setting("Largest request line and headers.", least=1024)] = 64 * 1024
-    max_pipelined: Annotated[int, Setting("Requests that may wait on one connection.", least=0)] = 16
+    max_pipelined: Annotated[int, Setting("Requests waiting on one connection.", least=0)] = 16
     tls_cert: Annotated[
         str | None,
         Setting(
-            "Certificate chain, PEM: HTTPS in place of HTTP. It is read again when the file changes.",
+            "Certificate chain, PEM: HTTPS instead of HTTP. Reread when the file changes.",
             "--tls-cert",
             kind="path",
         ),
@@ -151,47 +152,43 @@ class FrontendSettings:
     # who may ask
     auth: Annotated[
         Literal["auto", "keys"],
-        Setting("keys: every request needs a valid key. auto: as soon as there is one.", "--auth"),
+        Setting("keys: every request needs a valid key. auto: once a key exists.", "--auth"),
     ] = "auto"
     insecure: Annotated[
         bool,
-        Setting("Listen on addresses that other machines reach although no key or login is asked for.", "--insecure"),
+        Setting("Listen for other machines without a key or login.", "--insecure"),
     ] = False
     card_key: Annotated[
         str | None,
-        Setting("File with the key that must have signed model cards; others are refused. Workers have the same.", kind="path"),
+        Setting("File with the key that must have signed model cards. Workers have the same.", kind="path"),
     ] = None
     jwt_keys: Annotated[
         str | None,
         Setting(
-            "Signing keys (JWKS, address or file) of an identity provider, whose tokens are taken like API keys.",
+            "Signing keys (JWKS, address or file) of an identity provider whose tokens are accepted as API keys.",
             "--jwt-keys",
             metavar="URL|FILE",
         ),
     ] = None
-    jwt_issuer: Annotated[str | None, Setting("Issuer (iss) that these tokens must have.", "--jwt-issuer")] = None
-    jwt_audience: Annotated[str | None, Setting("Audience (aud) that they must be for.", "--jwt-audience")] = None
-    jwt_tenant_claim: Annotated[str, Setting("Their claim that is the tenant.", "--jwt-tenant-claim")] = "sub"
+    jwt_issuer: Annotated[str | None, Setting("Required issuer (iss) of these tokens.", "--jwt-issuer")] = None
+    jwt_audience: Annotated[str | None, Setting("Required audience (aud) of these tokens.", "--jwt-audience")] = None
+    jwt_tenant_claim: Annotated[str, Setting("Claim with the tenant.", "--jwt-tenant-claim")] = "sub"
     allowed_hosts: Annotated[
         Sequence[str],
         Setting(
-            "Names beside localhost by which requests without a key may call this server; * is any.",
+            "Host names besides localhost for requests without a key; * is any.",
             "--allowed-hosts",
             metavar="NAME,…",
         ),
     ] = ()
-    open_metrics: Annotated[bool, Setting("Show /metrics without a key, also where keys are in force.", "--open-metrics")] = (
-        False
-    )
+    open_metrics: Annotated[bool, Setting("Serve /metrics without a key.", "--open-metrics")] = False
     cache_isolation: Annotated[
         Literal["auto", "on", "off"],
-        Setting(
-            "Keep the prefix caches of tenants apart, so that none learns what another asked. auto: where keys are in force."
-        ),
+        Setting("Separate the prefix caches of tenants, so that none can probe another's prompts. auto: with keys in force."),
     ] = "auto"
     cors_origins: Annotated[
         Sequence[str],
-        Setting("Origins of web pages of other sites that may call this server from a browser.", metavar="ORIGIN,…"),
+        Setting("Origins of web pages that may call this server from a browser.", metavar="ORIGIN,…"),
     ] = ()
     # request bodies
     max_json_depth: Annotated[int, Setting("Deepest nesting of a request body.", least=8, most=200)] = 64
@@ -206,43 +203,38 @@ class FrontendSettings:
         True  # off: only bytes that come with the request
     )
     media_domains: Annotated[
-        Sequence[str], Setting("Fetch media only from these domains and what is below them.", metavar="DOMAIN,…")
+        Sequence[str], Setting("Fetch media only from these domains and their subdomains.", metavar="DOMAIN,…")
     ] = ()  # empty = from anywhere
-    media_private: Annotated[bool, Setting("Fetch media from private and loopback addresses, too: for tests.")] = (
+    media_private: Annotated[bool, Setting("Fetch media also from private and loopback addresses, for tests.")] = (
         False  # link-local addresses as well
     )
-    media_decode: Annotated[
-        bool, Setting("Send images to workers as pixels, decoded here, so that no worker has to.", "--media-decode")
-    ] = False
+    media_decode: Annotated[bool, Setting("Decode images here and send pixels to the workers.", "--media-decode")] = False
     media_max_bytes: Annotated[int, Setting("Largest media item.", least=1, metavar="BYTES")] = 20 * 1024 * 1024
     media_max_total_bytes: Annotated[
-        int, Setting("Largest size of all media items of a request together.", least=1, metavar="BYTES")
+        int, Setting("Largest size of all media items of a request.", least=1, metavar="BYTES")
     ] = 48 * 1024 * 1024
     media_max_items: Annotated[int, Setting("Most media items in a request.", least=1)] = 16
     media_timeout_s: Annotated[float, Setting("Longest time from a media URL to its last byte.", least=0.1)] = 15.0
     media_fetches: Annotated[int, Setting("Media URLs fetched at once, of all requests.", least=1, most=256)] = 16
     # the Responses API and Anthropic's
-    response_ttl_s: Annotated[
-        float, Setting("How long a stored response can be read and continued.", "--response-ttl", least=1)
-    ] = 30 * 86_400.0
+    response_ttl_s: Annotated[float, Setting("Life of a stored response.", "--response-ttl", least=1)] = 30 * 86_400.0
     response_max_bytes: Annotated[
         int,
-        Setting("Largest turn that is stored; a larger one is answered but not stored.", least=1024, metavar="BYTES"),
+        Setting("Largest turn to store; larger ones are answered only.", least=1024, metavar="BYTES"),
     ] = 8 * 1024 * 1024
     response_max_turns: Annotated[int, Setting("Longest conversation by previous_response_id.", least=1)] = 512
-    response_store_s: Annotated[float, Setting("Longest wait of an answer until it is stored.", least=0.1)] = 2.0
+    response_store_s: Annotated[float, Setting("Longest wait for storing an answer.", least=0.1)] = 2.0
     adapter_routes: Annotated[
         bool,
         Setting(
-            "Let clients load and unload adapters, naming folders on the workers: "
-            "/v1/load_lora_adapter, /v1/unload_lora_adapter.",
+            "Let clients load and unload adapters from folders of the workers: /v1/load_lora_adapter, /v1/unload_lora_adapter.",
             "--adapter-routes",
         ),
     ] = False
     strip_billing_header: Annotated[
         bool,
         Setting(
-            "Drop the line in system prompts that differs in every request of Claude Code and would defeat prefix caching.",
+            "Remove Claude Code's changing line from system prompts, which would defeat prefix caching.",
             "--strip-billing-header",
         ),
     ] = True
@@ -263,14 +255,14 @@ class FrontendSettings:
     tenant_file_bytes: Annotated[int, Setting("Most bytes in files of a tenant.", least=1, metavar="BYTES")] = (
         10 * 1024 * 1024 * 1024
     )
-    tenant_jobs: Annotated[int, Setting("Most stored jobs that a tenant may have queued; 0: no limit.", least=0)] = 500_000
+    tenant_jobs: Annotated[int, Setting("Most queued stored jobs of a tenant; 0: no limit.", least=0)] = 500_000
     tenant_job_bytes: Annotated[int, Setting("Most bytes in them; 0: no limit.", least=0, metavar="BYTES")] = 0
     tenant_job_tokens: Annotated[
         int, Setting("Most prompt tokens in them, estimated at four bytes a token; 0: no limit.", least=0)
     ] = 0
     metrics_tenants: Annotated[
         int,
-        Setting("Most tenants of keys that have metrics of their own; all others share one series.", least=0, most=10_000),
+        Setting("Most tenants with metrics of their own; others share one series.", least=0, most=10_000),
     ] = 100
     media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here

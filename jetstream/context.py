@@ -29,7 +29,7 @@ class ConnectOptions:
     name: str | None = None
     user: Annotated[str | None, Setting("User name.", "--nats-user")] = None
     password: Annotated[
-        str | None, Setting("Password; better given by environment or file than on the command line.", secret=True)
+        str | None, Setting("Password; prefer the environment or the file to the command line.", secret=True)
     ] = None
     token: Annotated[str | None, Setting("Token.", secret=True)] = None
     credentials: Annotated[str | None, Setting("Credentials file (.creds).", "--nats-credentials", kind="path")] = None
@@ -39,42 +39,40 @@ class ConnectOptions:
     tls_key: Annotated[str | None, Setting("Client key, PEM.", "--nats-tls-key", kind="path")] = None
     tls_first: Annotated[bool, Setting("TLS handshake before the server's greeting.", "--nats-tls-first")] = False
     inbox_prefix: Annotated[
-        str | None, Setting("Subject prefix for replies, where permissions ask for one.", "--nats-inbox-prefix")
+        str | None, Setting("Subject prefix for replies, if permissions require one.", "--nats-inbox-prefix")
     ] = None  # None = DEFAULT_INBOX
     js_prefix: Annotated[
         str | None,
-        Setting("Prefix of the JetStream API in the account of this login, where it is not $JS.API.", "--nats-js-prefix"),
+        Setting("Prefix of the JetStream API for this login, if not $JS.API.", "--nats-js-prefix"),
     ] = None  # None = that of an account with JetStream
-    steward: Annotated[
-        str | None, Setting("Subject at which consumers are asked for, by a login that may not make them itself.")
-    ] = None
+    steward: Annotated[str | None, Setting("Subject for requesting consumers, for a login that may not create them.")] = None
     worker: Annotated[
         str | None,
-        Setting("Id of the one worker that may use this login, or * for those of its pool, whose subjects then name them."),
+        Setting("Id of the only worker that may use this login, or * for any of its pool."),
     ] = None
-    asked: Annotated[Sequence[str], Setting("Other calls of the JetStream API, as patterns, that are asked for there.")] = ()
+    asked: Annotated[Sequence[str], Setting("Patterns of further JetStream API calls to request there.")] = ()
     card_key: Annotated[
         str | None,
         Setting(
-            "File with the key of model cards, for a part whose own setting names none. Contexts of logins name it.",
+            "File with the key of model cards, unless the part's own setting names one. Contexts of logins set it.",
             kind="path",
         ),
     ] = None
     pool_key: Annotated[
         str | None,
         Setting(
-            "Secret of the login's pool, a part of the names of what its workers share. Contexts of logins have it.",
+            "Secret of the login's pool, part of the names that its workers share. Contexts of logins set it.",
             secret=True,
         ),
     ] = None
     pools_key: Annotated[
-        str | None, Setting("Secret from which a login of all pools makes those of single pools.", secret=True)
+        str | None, Setting("Secret from which a login for all pools derives the secrets of single pools.", secret=True)
     ] = None
     replicas: Annotated[
         int,
         Setting(
-            "Copies of every stream, bucket and object store in a cluster of NATS servers, at most its number of servers; odd "
-            "numbers only. Existing streams are changed to it. 0 leaves them as they are, and makes new ones with one copy.",
+            "Copies of every stream, bucket and object store in a cluster; an odd number, at most its servers. "
+            "Existing streams are changed. 0: unchanged, new ones with one copy.",
             "--nats-replicas",
             least=0,
             most=5,

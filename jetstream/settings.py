@@ -13,20 +13,19 @@ class ServerSettings:
 
     host: Annotated[str, Setting("Address the embedded NATS server listens on.", "--nats-host")] = "127.0.0.1"
     port: Annotated[int, port_setting("Port of the embedded NATS server; 0 picks a free one.", "--nats-port")] = 0
-    monitoring_host: Annotated[str, Setting("Address of its HTTP monitoring port, which asks for no login.")] = "127.0.0.1"
+    monitoring_host: Annotated[str, Setting("Address of its HTTP monitoring port, which has no login.")] = "127.0.0.1"
     monitoring_port: Annotated[int, port_setting("Its HTTP monitoring port; 0 picks a free one.")] = 0
     login: Annotated[
         Literal["none", "one", "roles"],
         Setting(
-            "Who may connect to the embedded NATS server: those with the one login of the deployment, which lies in its data "
-            "folder and may do all (one); those with the login of a role, which may do what that role needs (roles); or every "
-            "process of the machine (none). `up` gives its parts theirs.",
+            "Access to the embedded NATS server: one login with all rights, in the data folder (one); a login per "
+            "role with the rights it needs (roles); every process of the machine (none).",
             "--nats-login",
         ),
     ] = "one"
     tenants: Annotated[
         Sequence[str],
-        Setting("Tenants that store jobs over NATS themselves: each gets a login of its own.", "--nats-tenants"),
+        Setting("Tenants that store jobs over NATS: each gets a login.", "--nats-tenants"),
     ] = ()
     encrypt: Annotated[
         Literal["none", "aes"],
@@ -40,25 +39,25 @@ class ServerSettings:
     store_key: Annotated[
         str | None,
         Setting(
-            "File with the key of its store, made if nothing is stored yet; `<data-dir>/nats/store.key` where none is given. "
-            "What is stored is lost without it; it protects a disk or a backup only where it is kept apart from them.",
+            "File with the key of its store, created for an empty store. Default: `<data-dir>/nats/store.key`. "
+            "Without it the data is lost; keep it apart from disk and backups.",
             "--nats-store-key",
             kind="path",
         ),
     ] = None
     tls_cert: Annotated[
         str | None,
-        Setting("Certificate of the embedded NATS server, PEM: it then takes TLS only.", "--nats-server-cert", kind="path"),
+        Setting("Certificate of the embedded NATS server, PEM; turns TLS on.", "--nats-server-cert", kind="path"),
     ] = None
     tls_key: Annotated[
-        str | None, Setting("Its key, PEM; not needed where the certificate's file has it.", "--nats-server-key", kind="path")
+        str | None, Setting("Its key, PEM, unless the certificate's file has it.", "--nats-server-key", kind="path")
     ] = None
     tls_client_ca: Annotated[
         str | None,
-        Setting("CA certificate, PEM, of the certificates that its clients must have.", "--nats-client-ca", kind="path"),
+        Setting("CA certificate for client certificates, PEM; requires them.", "--nats-client-ca", kind="path"),
     ] = None
     sync_interval: Annotated[
-        str, Setting("How often it syncs to disk: a duration such as 10s, or always. This is what a power cut may cost.")
+        str, Setting("Interval of syncs to disk, such as 10s, or always: the most that a power cut can lose.")
     ] = "2m"
     max_memory_store: Annotated[str, Setting("Most memory for streams.")] = "1GB"
     max_file_store: Annotated[str, Setting("Most disk for streams.")] = "100GB"
@@ -68,7 +67,7 @@ class ServerSettings:
     processors: Annotated[
         int,
         Setting(
-            "Cores it may use at once; 0 is half of the machine's. On two cores that alone made serving a sixth faster.",
+            "Cores it may use; 0: half of the machine's. On two cores that made serving a sixth faster.",
             least=0,
             most=1024,
         ),
@@ -85,8 +84,8 @@ class ServerSettings:
     garbage_percent: Annotated[
         int,
         Setting(
-            "Garbage it may gather, in percent of the memory in use, before it is collected (Go's `GOGC`): less costs a little "
-            "more processor time. `GOGC` in the environment goes before it.",
+            "Garbage before a collection, in percent of the memory in use (Go's `GOGC`, which overrides it). Less "
+            "costs a little CPU.",
             least=10,
             most=1000,
         ),

@@ -16,7 +16,7 @@ class SessionOptions:
     window: Annotated[
         int,
         Setting(
-            "Requests of one class held back for placement. Well above any burst, or waiting workers take a part of it.",
+            "Requests per class held for placement. Set it well above any burst, or waiting workers take a part.",
             "--window",
             least=1,
             most=20_000,
@@ -26,7 +26,7 @@ class SessionOptions:
     batch_window: Annotated[
         int,
         Setting(
-            "Batch requests of one class held back for placement; neighbours among them go to the same cache.",
+            "Batch requests per class held for placement; neighbours go to the same cache.",
             least=1,
             most=20_000,
             after="router.window",
@@ -35,7 +35,7 @@ class SessionOptions:
     index_wait_s: Annotated[
         float,
         Setting(
-            "Longest wait at start until the index knows what workers have in their caches.",
+            "Longest wait at the start for the index to know the workers' caches.",
             least=0,
             most=3600,
             after="router.tuning",
@@ -63,12 +63,12 @@ class RouterOptions:
 
     name: Annotated[
         str | None,
-        Setting("Name of this router in logs. Default: made up at start.", "--name", metavar="ID", commands=("router",)),
+        Setting("Name of this router in logs. Default: generated.", "--name", metavar="ID", commands=("router",)),
     ] = None
     models: Annotated[
         tuple[str, ...],
         Setting(
-            "Route for these models only, separated by commas. Default: all of the namespace, as they come.",
+            "Models to route for, separated by commas. Default: all of the namespace.",
             "--model",
             metavar="M",
             commands=("router",),
@@ -77,8 +77,8 @@ class RouterOptions:
     fleet_grid: Annotated[
         str | None,
         Setting(
-            "File with the JSON configuration of Dynamo's global router, whose grid names a fleet for each request. Default: "
-            "the cheapest fleet that is predicted to meet the targets.",
+            "File with the JSON of Dynamo's global router, whose grid names a group per request. Default: the "
+            "cheapest group predicted to meet the targets.",
             "--fleet-grid",
             kind="path",
             metavar="FILE",
@@ -88,30 +88,29 @@ class RouterOptions:
     index_entries: Annotated[
         int,
         Setting(
-            "Most blocks in the index of one model, counted once per worker and tier; 0 is no limit. The least useful go "
-            "first.",
+            "Most blocks in a model's index, per worker and tier; 0: no limit. The least useful are dropped.",
             least=0,
             after="router.index_wait_s",
         ),
     ] = 10_000_000
-    record: Annotated[
-        bool, Setting("Keep a record of every placement, for `headrace replay`.", "--record", after="router.snapshots")
-    ] = True
+    record: Annotated[bool, Setting("Record every placement, for `headrace replay`.", "--record", after="router.snapshots")] = (
+        True
+    )
     metrics_port: Annotated[
         int | None,
         port_setting(
-            "Port for /live, /ready, /health and /metrics of the router; 0 picks a free one (`up`: of the first one, the next "
-            "count up). Default: none, under `up` 0, with an address to listen on 9101.",
+            "Port for /live, /ready, /health and /metrics of the router; 0 picks a free one (`up`: of the first, "
+            "the next count up). Default: none; under `up` 0; with a metrics address 9101.",
             "--router-metrics-port",
         ),
     ] = None
-    metrics_host: Annotated[
-        str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--router-metrics-host")
-    ] = "127.0.0.1"
+    metrics_host: Annotated[str, Setting("Address of that port; 0.0.0.0 is every address.", "--router-metrics-host")] = (
+        "127.0.0.1"
+    )
     drain_grace_s: Annotated[
         float,
         Setting(
-            "How long placements in flight may take to be confirmed after SIGTERM.",
+            "Time for placements in flight to be confirmed after SIGTERM.",
             "--drain-grace",
             least=0,
             most=3600,

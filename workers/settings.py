@@ -27,7 +27,7 @@ class WorkerSettings:
     engine: Annotated[
         EngineName | str,
         Setting(
-            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, pictures and videos by "
+            "Engine: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, pictures and videos by "
             "diffusers, or a class of your own.",
             "--engine",
             other="MODULE:CLASS",
@@ -36,7 +36,7 @@ class WorkerSettings:
     model: Annotated[
         str,
         Setting(
-            "Hugging Face id or folder of the model. vllm and sglang without it: the bundled small chat model.",
+            "Hugging Face id or folder of the model. Default for vllm and sglang: the bundled small chat model.",
             "--model",
             metavar="M",
         ),
@@ -48,12 +48,12 @@ class WorkerSettings:
     # Of the pool's card. The worker that starts last decides them.
     aliases: Annotated[
         Sequence[str],
-        Setting("More names that clients may use for the model, separated by commas.", "--aliases", metavar="NAME"),
+        Setting("Further client names of the model, separated by commas.", "--aliases", metavar="NAME"),
     ] = ()
     default_sampling: Annotated[
         Mapping[str, Any],
         Setting(
-            "How to sample where a request does not say, over the model's own defaults: temperature=0.6. Repeatable.",
+            "Sampling defaults of requests, over the model's own: temperature=0.6. Repeatable.",
             "--default-sampling",
             metavar="KEY=VALUE",
         ),
@@ -61,7 +61,7 @@ class WorkerSettings:
     default_max_tokens: Annotated[
         int | None,
         Setting(
-            "Length of chat answers where a request does not say. Default: what fits.",
+            "Default length of chat answers. Default: as much as fits.",
             "--default-max-tokens",
             least=1,
             metavar="N",
@@ -70,7 +70,7 @@ class WorkerSettings:
     template_kwargs: Annotated[
         Mapping[str, Any],
         Setting(
-            "What the chat template is given with every request, for example enable_thinking=false. Repeatable.",
+            "Arguments of the chat template for every request, such as enable_thinking=false. Repeatable.",
             "--template-kwarg",
             metavar="KEY=VALUE",
         ),
@@ -84,7 +84,7 @@ class WorkerSettings:
     chat_template: Annotated[
         str | None,
         Setting(
-            "File with a chat template in place of the model's own. It is tried at the start.",
+            "File with a chat template instead of the model's. It is tried at the start.",
             "--chat-template",
             kind="path",
             metavar="FILE",
@@ -93,8 +93,8 @@ class WorkerSettings:
     endpoints: Annotated[
         Sequence[str],
         Setting(
-            "What clients may use the model for, separated by commas: chat, completion, embedding, score, classify. Default: "
-            "all that its engine serves.",
+            "Allowed uses of the model, separated by commas: chat, completion, embedding, score, classify. "
+            "Default: all of its engine.",
             "--endpoints",
             metavar="KIND",
         ),
@@ -102,9 +102,8 @@ class WorkerSettings:
     role: Annotated[
         RoleName,
         Setting(
-            "What the worker does: answer requests (aggregated), answer them and let others compute their prompts (decode), "
-            "compute prompts for decode workers (prefill), or run the encoder of images, videos and sounds for workers with "
-            "`encoders=true` (encode). `up` gives each worker its role.",
+            "Role: answer requests (aggregated), answer them with prompts computed elsewhere (decode), compute "
+            "prompts (prefill), or encode media for workers with `encoders=true` (encode). `up` sets it.",
             "--role",
             commands=("worker",),
         ),
@@ -112,7 +111,7 @@ class WorkerSettings:
     worker_name: Annotated[
         str | None,
         Setting(
-            "Name of this worker in logs, metrics and `worker drain`. Default: made up at start.",
+            "Name of this worker in logs, metrics and `worker drain`. Default: generated.",
             "--name",
             metavar="ID",
             key="name",
@@ -122,7 +121,7 @@ class WorkerSettings:
     engine_args: Annotated[
         Mapping[str, Any],
         Setting(
-            "Setting of the engine itself, handed over unchanged; the value is read as JSON when it is JSON. Repeatable.",
+            "Setting of the engine, passed unchanged and parsed as JSON if possible. Repeatable.",
             "--engine-arg",
             metavar="KEY=VALUE",
         ),
@@ -130,8 +129,8 @@ class WorkerSettings:
     tool_parser: Annotated[
         str,
         Setting(
-            "How tool calls are taken out of answers: a parser of the engine, by chat template and model family (auto), or not "
-            "at all (none). A wrong name stops the start and lists the right ones.",
+            "Parser of tool calls: one of the engine, by chat template and model family (auto), or none. A wrong "
+            "name stops the start with a list.",
             "--tool-parser",
             metavar="NAME",
         ),
@@ -139,33 +138,29 @@ class WorkerSettings:
     reasoning_parser: Annotated[
         str,
         Setting(
-            "How reasoning is taken out of answers: a parser of the engine, auto or none, as for tool calls.",
+            "Parser of reasoning: one of the engine, auto or none.",
             "--reasoning-parser",
             metavar="NAME",
         ),
     ] = "auto"
     drain_grace_s: Annotated[
         float,
-        Setting(
-            "How long to finish or hand over work after SIGTERM.", "--drain-grace", least=0, most=86400, commands=("worker",)
-        ),
+        Setting("Time to finish or migrate work after SIGTERM.", "--drain-grace", least=0, most=86400, commands=("worker",)),
     ] = 60.0
     metrics_port: Annotated[
         int | None,
         port_setting(
-            "Port for /live, /ready, /health and /metrics of the worker; 0 picks a free one (`up`: of the first one, the next "
-            "count up). Default: none, under `up` 0, with an address to listen on 9100.",
+            "Port for /live, /ready, /health and /metrics of the worker; 0 picks a free one (`up`: of the first, "
+            "the next count up). Default: none; under `up` 0; with a metrics address 9100.",
             "--metrics-port",
         ),
     ] = None
-    metrics_host: Annotated[
-        str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--metrics-host")
-    ] = "127.0.0.1"
+    metrics_host: Annotated[str, Setting("Address of that port; 0.0.0.0 is every address.", "--metrics-host")] = "127.0.0.1"
     peer_host: Annotated[
         str | None,
         Setting(
-            "Address of this machine at which the engines of other workers meet its engine to fetch KV blocks. Default: the "
-            "one from which it reaches the NATS server.",
+            "Address at which other workers' engines reach this one to fetch KV blocks. Default: the address "
+            "towards the NATS server.",
             "--peer-host",
             metavar="ADDRESS",
         ),
@@ -176,33 +171,31 @@ class WorkerSettings:
     stall_s: Annotated[
         float,
         Setting(
-            "An engine that has work and reports nothing for so long counts as dead, until its steps tell a better limit.",
+            "Time without a report after which a busy engine counts as dead, until its steps give a better limit.",
             "--stall",
             least=0.1,
         ),
     ] = 120.0
     first_token_s: Annotated[
         float,
-        Setting("A request that has not got its first token from the engine for this long is tried elsewhere.", least=0.1),
+        Setting("Time without a first token after which a request is tried elsewhere.", least=0.1),
     ] = 300.0
     token_s: Annotated[
         float,
-        Setting("A request that has not got another token for this long, while others have, is tried elsewhere.", least=0.1),
+        Setting("Time without a next token, while others get theirs, after which a request is tried elsewhere.", least=0.1),
     ] = 120.0
     canary_s: Annotated[
         float,
-        Setting("An engine that had nothing to do for this long gets a request of one token; 0 = never.", least=0),
+        Setting("Idle time after which an engine gets a test request of one token; 0: never.", least=0),
     ] = 30.0
-    canary_timeout_s: Annotated[
-        float, Setting("An engine that does not answer that in this time counts as dead.", least=0.1)
-    ] = 20.0
-    separate_frames: Annotated[bool, Setting("Token frames on a NATS connection of their own.")] = (
+    canary_timeout_s: Annotated[float, Setting("Time to answer it before the engine counts as dead.", least=0.1)] = 20.0
+    separate_frames: Annotated[bool, Setting("Send token frames over a NATS connection of their own.")] = (
         False  # measured slower: docs/performance.md
     )
     labels: Annotated[
         Sequence[str],
         Setting(
-            "Labels that requests may require or prefer, separated by commas: zone, rack, kind of GPU.",
+            "Labels that requests can require or prefer, separated by commas: rack, kind of GPU.",
             "--labels",
             metavar="LABEL",
         ),
@@ -210,8 +203,7 @@ class WorkerSettings:
     zone: Annotated[
         str,
         Setting(
-            "Where this worker's machine is: routers count that KV blocks take longer from another zone. It is a label, too: "
-            "zone=NAME. Default: not known.",
+            "Place of this worker's machine, for the cost of KV transfers; also the label zone=NAME. Default: unknown.",
             "--zone",
             metavar="NAME",
         ),
@@ -219,8 +211,8 @@ class WorkerSettings:
     fleet: Annotated[
         str,
         Setting(
-            "Name of the workers of this model that are like this one: engine, hardware, parallelism, context length, price. "
-            "Routers choose among the fleets of a model by the targets of each request.",
+            "Worker group: workers of this model with the same engine, hardware, parallelism, context length and "
+            "price. Routers choose groups by a request's targets.",
             "--fleet",
             metavar="NAME",
         ),
@@ -228,8 +220,8 @@ class WorkerSettings:
     price: Annotated[
         float,
         Setting(
-            "What this worker costs for an hour, in a unit that all fleets of its model share. Routers take the cheapest "
-            "fleet that is soon enough.",
+            "Cost of this worker per hour, in any unit common to the model's groups. Routers take the cheapest "
+            "group that meets the targets.",
             "--price",
             least=0,
             most=1e9,
@@ -238,8 +230,8 @@ class WorkerSettings:
     pool_block: Annotated[
         int,
         Setting(
-            "Tokens of the blocks that the fleets of a model count by, where this worker is the first of them; those of its "
-            "engine are a multiple of that. 0: those of its engine.",
+            "Tokens per block of the pool, if this worker is its first; its engine's blocks are a multiple. 0: "
+            "those of its engine.",
             "--pool-block",
             least=0,
             most=65_536,
@@ -249,8 +241,8 @@ class WorkerSettings:
     prefill: Annotated[
         PrefillMode,
         Setting(
-            "Where a decode worker has prompts computed when no router has decided: by a prefill worker if it is long, always, "
-            "or never.",
+            "Where a decode worker's prompts are computed without a router's decision: by a prefill worker if "
+            "long, always, or never.",
             "--prefill",
             commands=("worker",),
         ),
@@ -258,7 +250,7 @@ class WorkerSettings:
     prefill_min_tokens: Annotated[
         int,
         Setting(
-            "With auto: a prompt of which fewer tokens than this are not in its cache is computed by the decode worker.",
+            "With auto: the decode worker computes prompts with fewer uncached tokens.",
             "--prefill-min-tokens",
             least=0,
             commands=("worker",),
@@ -276,7 +268,7 @@ class WorkerSettings:
     prefill_wait_s: Annotated[
         float,
         Setting(
-            "How long at least a decode worker waits for a prefill worker to take a job; then it computes the prompt itself.",
+            "Least time that a decode worker waits for a prefill worker before it computes the prompt itself.",
             "--prefill-wait",
             least=0.01,
             most=3600,
@@ -284,13 +276,12 @@ class WorkerSettings:
     ] = 2.0
     prefill_budget_tokens: Annotated[
         int,
-        Setting("Prompt tokens that a prefill worker takes on at once; 0 is two engine steps.", "--prefill-budget", least=0),
+        Setting("Prompt tokens that a prefill worker accepts at once; 0: two engine steps.", "--prefill-budget", least=0),
     ] = 0
     transfer_timeout_s: Annotated[
         float,
         Setting(
-            "Longest time from the hand-over of a computed prompt to the first token; then the decode worker computes it "
-            "itself.",
+            "Longest time from a KV transfer to the first token before the decode worker computes the prompt itself.",
             "--transfer-timeout",
             least=0.1,
             most=3600,
@@ -299,7 +290,7 @@ class WorkerSettings:
     encode_wait_s: Annotated[
         float,
         Setting(
-            "Longest time that a request waits for encode workers to encode its media; then its own worker does.",
+            "Longest wait for encode workers before the request's own worker encodes.",
             "--encode-wait",
             least=0.01,
             most=3600,
@@ -308,8 +299,7 @@ class WorkerSettings:
     encode_nixl_bytes: Annotated[
         int,
         Setting(
-            "Embeddings of at least so many bytes are read from the encode worker's memory over NIXL where both workers have "
-            "it; smaller ones, or all with 0, go by the object store.",
+            "Least size of embeddings read over NIXL from an encode worker; smaller ones, or all with 0, use the object store.",
             "--encode-nixl-from",
             least=0,
             metavar="BYTES",
@@ -318,8 +308,8 @@ class WorkerSettings:
     model_sources: Annotated[
         Sequence[str],
         Setting(
-            "Where models, and tokenizers and draft models in the engine's settings, may come from, separated by commas: "
-            "kinds (folder, hf, s3, …), and places with all below them (/models, hf://my-org, s3://bucket/path).",
+            "Allowed sources of models, tokenizers and draft models, separated by commas: kinds (folder, hf, s3, "
+            "…) or places with all below them (/models, hf://my-org, s3://bucket/path).",
             "--model-sources",
             metavar="SOURCE",
         ),
@@ -327,8 +317,8 @@ class WorkerSettings:
     adapter_sources: Annotated[
         Sequence[str],
         Setting(
-            "Where adapters may come from, separated by commas: kinds (folder, store, hf, s3, https, http), and places with "
-            "all below them (/adapters, hf://my-org, s3://bucket/path).",
+            "Allowed sources of adapters, separated by commas: kinds (folder, store, hf, s3, https, http) or "
+            "places with all below them (/adapters, hf://my-org, s3://bucket/path).",
             "--adapter-sources",
             metavar="SOURCE",
         ),
@@ -336,16 +326,17 @@ class WorkerSettings:
     adapter_max_bytes: Annotated[int, Setting("Largest adapter to download.", least=1, metavar="BYTES")] = 2 * 1024**3
     adapter_cache: Annotated[
         str | None,
-        Setting("Folder for downloaded adapters, one for all workers of a machine. Default: in the user's cache.", kind="path"),
+        Setting(
+            "Folder for downloaded adapters, shared by the workers of a machine. Default: in the user's cache.", kind="path"
+        ),
     ] = None
     adapter_cache_bytes: Annotated[
-        int, Setting("Adapters used least recently are removed from that folder beyond this.", least=1, metavar="BYTES")
+        int, Setting("Size above which its least recently used adapters are removed.", least=1, metavar="BYTES")
     ] = 50 * 1024**3
     adapter_slots: Annotated[
         int,
         Setting(
-            "Adapters that a worker has at once: for one more the least recently used is unloaded, of those that were loaded "
-            "while it serves and that no request uses.",
+            "Most loaded adapters; for another one the least recently used is unloaded, unless permanent or in use.",
             "--adapter-slots",
             least=1,
             most=256,

@@ -16,7 +16,7 @@ class Deployment(NamedTuple):
     data_dir: Annotated[
         str,
         Setting(
-            "Folder for the NATS store and prepared models. Commands without an address find the `up` that runs with it.",
+            "Folder for the NATS store and prepared models. Commands without an address use the `up` that runs with it.",
             "--data-dir",
             kind="path",
             commands=("up", "worker", "model", "streams", "control", "console", "planner"),
@@ -36,8 +36,7 @@ class Deployment(NamedTuple):
     api_key: Annotated[
         Sequence[str],
         Setting(
-            "Keys that clients of the HTTP frontend must give, separated by commas. Each may do everything; `headrace keys` "
-            "makes keys that may do less.",
+            "API keys for the HTTP frontend, separated by commas, with all rights; `headrace keys` makes keys with fewer.",
             "--api-key",
             metavar="KEY,…",
             secret=True,
@@ -51,9 +50,9 @@ class Logging(NamedTuple):
 
     format: Annotated[
         LogFormat,
-        Setting("Log lines for people (console) or programs (json); auto: console on a terminal.", "--log-format"),
+        Setting("Readable lines (console) or JSON; auto: console on a terminal.", "--log-format"),
     ] = "auto"
-    level: Annotated[LogLevel, Setting("Least level to log.", "--log-level")] = "info"
+    level: Annotated[LogLevel, Setting("Lowest level to log.", "--log-level")] = "info"
 
 
 class NatsServers(NamedTuple):
@@ -62,15 +61,15 @@ class NatsServers(NamedTuple):
     url: Annotated[
         Sequence[str],
         Setting(
-            "NATS servers, separated by commas. `up` without it runs its own server, which commands that ask or tell find by "
-            "<data-dir>/run/up.json; parts and, without that file, commands use nats://127.0.0.1:4222.",
+            "NATS servers, separated by commas. Default: `up` runs its own, commands use the one in "
+            "<data-dir>/run/up.json, others nats://127.0.0.1:4222.",
             "--nats",
             metavar="URL",
         ),
     ] = ()
     context: Annotated[
         str | None,
-        Setting("A context of the nats command line tool (name or file); settings given here win over it.", "--nats-context"),
+        Setting("Context of the nats command line tool (name or file); other settings override it.", "--nats-context"),
     ] = None
 
 
@@ -117,7 +116,7 @@ class Up(NamedTuple):
     encode_workers: Annotated[
         int,
         Setting(
-            "Workers that encode images for the others, of a model that takes media, on vLLM only.",
+            "Workers that encode images for the others; only for vLLM and models with media.",
             "--encode-workers",
             least=0,
             most=1024,
@@ -127,8 +126,8 @@ class Up(NamedTuple):
     pools: Annotated[
         Mapping[str, Any],
         Setting(
-            "A further model on workers of its own, maybe another engine's, by the name that clients use: "
-            'small={"engine": "sglang", "workers": 2}. It has the settings of worker, and mode and workers of up. Repeatable.',
+            'A further model with its own workers, by its client name: small={"engine": "sglang", "workers": 2}. '
+            "It takes the settings of worker, and mode and workers of up. Repeatable.",
             "--pool",
             metavar="NAME=JSON",
             names=True,
@@ -137,7 +136,7 @@ class Up(NamedTuple):
     frontends: Annotated[
         int,
         Setting(
-            "HTTP frontends to run, all on one port; the kernel spreads connections over them.",
+            "HTTP frontends to run on one port; the kernel spreads connections.",
             "--frontends",
             least=1,
             most=64,
@@ -146,17 +145,17 @@ class Up(NamedTuple):
     ] = 1
     routers: Annotated[
         int,
-        Setting("Routers to run; with none, workers place requests on themselves.", "--routers", least=0, most=64, metavar="N"),
+        Setting("Routers to run; with none, workers place requests themselves.", "--routers", least=0, most=64, metavar="N"),
     ] = 1
     console: Annotated[bool, Setting("Serve the console, which shows the deployment in a browser.", "--console")] = True
     grace_s: Annotated[
         float,
-        Setting("How long workers may finish or hand over their work after Ctrl-C.", "--grace", least=0, most=3600),
+        Setting("Time for workers to finish or migrate their work after Ctrl-C.", "--grace", least=0, most=3600),
     ] = 15.0
     verbose: Annotated[
         bool,
         Setting(
-            "Show every log line on a terminal too, instead of a few lines; elsewhere all are shown anyway.",
+            "Show every log line on a terminal, instead of a few.",
             "--verbose",
             short="-v",
         ),
@@ -166,15 +165,15 @@ class Up(NamedTuple):
 class Console(NamedTuple):
     """Settings of the console, the view of a deployment in a browser."""
 
-    host: Annotated[str, Setting("Address on which the console listens.", "--console-host")] = "127.0.0.1"
+    host: Annotated[str, Setting("Address to listen on.", "--console-host")] = "127.0.0.1"
     port: Annotated[
         int,
-        port_setting("Port of the console; 0 picks a free one. `up` takes a free one if this one is taken.", "--console-port"),
+        port_setting("Port of the console; 0 picks a free one, as does `up` if it is taken.", "--console-port"),
     ] = 8001
     key: Annotated[
         str | None,
         Setting(
-            "Admin key of the console, without which it only shows. Default: a new one at each start, part of the link.",
+            "Admin key of the console; without it the console is read-only. Default: a new one per start, in the link.",
             secret=True,
             metavar="KEY",
         ),
@@ -191,7 +190,7 @@ class Console(NamedTuple):
     frontend: Annotated[
         str | None,
         Setting(
-            "Address of the frontend for the playground. Default: that of the running `up`.",
+            "Address of the frontend for the playground. Default: of the running `up`.",
             "--frontend",
             metavar="URL",
             commands=("console",),
@@ -200,7 +199,7 @@ class Console(NamedTuple):
     allow_kill: Annotated[
         bool,
         Setting(
-            "Let those with the key kill workers of this machine, to see what becomes of their streams. For development.",
+            "Let users with the key kill workers of this machine, for development.",
             "--allow-kill",
         ),
     ] = False
@@ -212,7 +211,7 @@ class WorkerPool(NamedTuple):
     pool: Annotated[
         str | None,
         Setting(
-            "The pool of `up.pools` that this worker belongs to and has its settings from. `up` says it to its workers.",
+            "Pool of `up.pools` with this worker's settings. `up` sets it.",
             "--pool",
             metavar="NAME",
             commands=("worker",),
@@ -226,7 +225,7 @@ class EngineSlots(NamedTuple):
     slots: Annotated[
         int | None,
         Setting(
-            "Sequences run at once. Default: the engine's own.",
+            "Concurrent sequences. Default: the engine's.",
             "--slots",
             least=1,
             most=65536,

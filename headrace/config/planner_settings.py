@@ -15,69 +15,57 @@ class PlannerSettings:
 
     mode: Annotated[
         Literal["advise", "act"],
-        Setting("Whether it only says what it would do, or does it.", "--mode"),
+        Setting("Advise only, or act.", "--mode"),
     ] = "advise"
-    ttft_s: Annotated[float, Setting("Time to the first token that requests shall have.", "--ttft", least=0.001)] = 2.0
+    ttft_s: Annotated[float, Setting("Target of the time to first token.", "--ttft", least=0.001)] = 2.0
     fleet_ttft: Annotated[
         str,
-        Setting(
-            "The same for fleets that are there for other targets: FLEET=SECONDS, with commas between.", "--planner-fleet-ttft"
-        ),
+        Setting("Targets of single worker groups: GROUP=SECONDS, separated by commas.", "--planner-fleet-ttft"),
     ] = ""
-    itl_s: Annotated[float, Setting("Time between two tokens that requests shall have.", "--itl", least=0.001)] = 0.05
+    itl_s: Annotated[float, Setting("Target of the time between two tokens.", "--itl", least=0.001)] = 0.05
     miss: Annotated[float, Setting("Share of requests that may miss the targets.", least=0.0001, most=0.5)] = 0.01
     least: Annotated[
         int,
-        Setting("Fewest workers of each role that a pool has. 0: it may go to none while nothing arrives.", "--least", least=0),
+        Setting("Fewest workers per role of a pool. 0: none while nothing arrives.", "--least", least=0),
     ] = 1
-    most: Annotated[int, Setting("Most workers of a pool, all roles together.", "--most", least=1)] = 8
+    most: Annotated[int, Setting("Most workers of a pool over all roles.", "--most", least=1)] = 8
     budget: Annotated[
         float,
-        Setting(
-            "Most that the workers of all pools may cost for an hour, by `worker.price`; 0: no limit.", "--budget", least=0
-        ),
+        Setting("Most cost of all workers per hour, by `worker.price`; 0: no limit.", "--budget", least=0),
     ] = 0.0
-    priority: Annotated[
-        str, Setting("Pools or models, with commas between, that workers are started for first when the budget binds.")
-    ] = ""
+    priority: Annotated[str, Setting("Pools or models that get workers first when the budget binds, separated by commas.")] = ""
     tick_s: Annotated[float, Setting("Time between two decisions.", "--tick", least=0.1)] = 5.0
-    step_s: Annotated[float, Setting("Length of the steps in which arrivals are counted and forecast.", least=0.5)] = 5.0
-    season_s: Annotated[float, Setting("After this time demand is expected to be alike: a day.", least=10)] = 86400.0
-    start_s: Annotated[float, Setting("Time that a worker takes to start, until the first start was seen.", least=0.1)] = 60.0
-    down_s: Annotated[float, Setting("For so long fewer workers must have been enough before one leaves.", least=1)] = 30.0
-    idle_s: Annotated[float, Setting("Without a request for so long a pool goes to no worker, if `least` is 0.", least=1)] = (
-        600.0
-    )
-    fresh_s: Annotated[float, Setting("A load report that is older is not believed.", least=0.5)] = 5.0
+    step_s: Annotated[float, Setting("Length of the steps in which arrivals are forecast.", least=0.5)] = 5.0
+    season_s: Annotated[float, Setting("Period of the demand: a day.", least=10)] = 86400.0
+    start_s: Annotated[float, Setting("Start-up time of a worker until one was measured.", least=0.1)] = 60.0
+    down_s: Annotated[float, Setting("Time for which fewer workers must have been enough before one leaves.", least=1)] = 30.0
+    idle_s: Annotated[
+        float, Setting("Time without a request after which a pool goes to no worker, if `least` is 0.", least=1)
+    ] = 600.0
+    fresh_s: Annotated[float, Setting("Age above which a load report is ignored.", least=0.5)] = 5.0
     confidence: Annotated[
         float,
-        Setting(
-            "Quantile of the forecast that workers are planned for at first: higher ones cost workers.", least=0.5, most=0.999
-        ),
+        Setting("Initial quantile of the forecast to plan for: higher ones cost workers.", least=0.5, most=0.999),
     ] = 0.85
-    adapt: Annotated[
-        bool, Setting("Move that quantile by how many requests miss the targets, between 0.5 and 0.98.", "--adapt")
-    ] = True
+    adapt: Annotated[bool, Setting("Move that quantile by the missed targets, between 0.5 and 0.98.", "--adapt")] = True
     forecasters: Annotated[
         str,
         Setting(
-            "Models of statsforecast, with commas between, that are scored beside the own ones: arima, ces, ets, theta.",
+            "Further forecasters of statsforecast, separated by commas: arima, ces, ets, theta.",
             "--forecasters",
         ),
     ] = ""
 
     start_command: Annotated[
-        str | None, Setting("Command that starts one worker. Default: the running `up` of this folder does.", "--start-command")
+        str | None, Setting("Command that starts one worker. Default: by the running `up`.", "--start-command")
     ] = None
     kubernetes: Annotated[
         bool,
-        Setting(
-            "Scale the Deployments and LeaderWorkerSets of this pod's namespace that are marked for a pool.", "--kubernetes"
-        ),
+        Setting("Scale the marked Deployments and LeaderWorkerSets of this pod's namespace.", "--kubernetes"),
     ] = False
     profile: Annotated[
         str | None,
-        Setting("JSON file with measured speeds by role, from which the first plans are made.", "--profile", kind="path"),
+        Setting("JSON file with measured speeds by role, for the first plans.", "--profile", kind="path"),
     ] = None
     host: Annotated[str, Setting("Address of the page of desired workers, probes and metrics.", "--planner-host")] = "127.0.0.1"
     port: Annotated[int, Setting("Port of that page; 0 picks a free one.", "--planner-port", least=0, most=65535)] = 9102

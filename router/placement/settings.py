@@ -40,7 +40,7 @@ class AdmissionSettings:
     tenant_requests: Annotated[
         int,
         Setting(
-            "Most requests of one tenant that wait in a router while others wait too; more are refused. 0: 70 % of the window.",
+            "Most waiting requests of a tenant in a router while others wait; more are refused. 0: 70 % of the window.",
             "--tenant-requests",
             least=0,
         ),
@@ -125,8 +125,8 @@ class SchedulerSettings:
     policy: Annotated[
         PolicyName | str,
         Setting(
-            "How to choose a worker: by cached prefix and load, by load, in turn, at random, the better of two, as requests "
-            "say, or a function of your own.",
+            "Choice of a worker: by cached prefix and load, by load, in turn, at random, the better of two, as "
+            "requests say, or a function of your own.",
             "--policy",
             other="MODULE:FUNCTION",
         ),
@@ -134,7 +134,7 @@ class SchedulerSettings:
     temperature: Annotated[
         float,
         Setting(
-            "How softly to choose: 0 is always the cheapest worker, above it others too, cheaper ones more often.",
+            "Softness of the choice: 0 is always the cheapest worker.",
             "--placement-temperature",
             least=0,
         ),
@@ -142,14 +142,14 @@ class SchedulerSettings:
     max_wait_s: Annotated[
         float,
         Setting(
-            "A request that has waited this long waits for no cache any more and goes before all that have waited less.",
+            "Wait after which a request goes first and no longer waits for a cache.",
             least=0.1,
         ),
     ] = 60.0
     tiers: Annotated[
         Mapping[Tier, float],
         Setting(
-            "Part of a block's prefill that finding it in a tier saves. Default: device=1, host=0.75, disk=0.25. Repeatable.",
+            "Part of a block's prefill that a tier saves. Default: device=1, host=0.75, disk=0.25. Repeatable.",
             "--tier-weight",
             metavar="TIER=PART",
             key="tier_weights",
@@ -162,7 +162,7 @@ class SchedulerSettings:
     batch_reserve: Annotated[
         float,
         Setting(
-            "Part of a worker's slots and KV blocks that batch requests leave free for interactive ones.",
+            "Part of a worker's slots and KV blocks that batch requests leave free.",
             least=0,
             most=0.9,
         ),
@@ -179,7 +179,7 @@ class SchedulerSettings:
     ttft_target_s: Annotated[
         float,
         Setting(
-            "In a pool with several fleets: the time to first token that a request without a target of its own is to have.",
+            "With several worker groups: default target of the time to first token.",
             "--ttft-target",
             least=0,
             after="router.prefill_unready",
@@ -187,7 +187,7 @@ class SchedulerSettings:
     ] = 1.0
     itl_target_s: Annotated[
         float,
-        Setting("Likewise: the time between two tokens.", "--itl-target", least=0),
+        Setting("Likewise: of the time between two tokens.", "--itl-target", least=0),
     ] = 0.1
     target_margin: float = 0.1  # part of a time to first token that is kept back for errors of its prediction
     promise: float = 0.15  # with several fleets: part of a predicted time to first token that later placements may add to it
@@ -200,8 +200,7 @@ class SchedulerSettings:
     prefill: Annotated[
         PrefillMode,
         Setting(
-            "Whether prefill workers compute prompts for decode workers: when it pays, whenever they can, or never. `up` tells "
-            "its workers too.",
+            "Whether prefill workers compute prompts: when it pays, whenever they can, or never. `up` tells its workers.",
             "--prefill",
             after="router.start_timeout_s",
         ),
@@ -209,8 +208,7 @@ class SchedulerSettings:
     prefill_min_tokens: Annotated[
         int,
         Setting(
-            "With auto: a prompt of which fewer tokens than this are not cached is computed by the worker that answers. `up` "
-            "tells its workers too.",
+            "With auto: prompts with fewer uncached tokens are computed by the answering worker. `up` tells its workers.",
             "--prefill-min-tokens",
             least=0,
         ),
@@ -218,8 +216,8 @@ class SchedulerSettings:
     prefill_unready: Annotated[
         Unready,
         Setting(
-            "While no prefill worker is ready, prompts are computed by the worker that answers (local), wait, or are refused. "
-            "`up` tells its workers too; with wait they keep their own.",
+            "Without a ready prefill worker, prompts are computed by the answering worker (local), wait, or are "
+            "refused. `up` tells its workers, except wait.",
             "--prefill-unready",
         ),
     ] = "local"
@@ -236,8 +234,7 @@ class SchedulerSettings:
     prefill_zone_token_s: Annotated[
         float,
         Setting(
-            "Seconds that a token's KV blocks take longer to a decode worker from a prefill worker of another zone; 0: none. "
-            "Only where both have a zone.",
+            "Additional seconds per token of a KV transfer between zones; 0: none.",
             least=0,
         ),
     ] = 2e-5

@@ -16,17 +16,19 @@ class SnapshotSettings:
     every_events: Annotated[
         int,
         Setting(
-            "Cache events after which the index is written down, so that a router that starts need not read them again.",
+            "Cache events between two snapshots of the index, which shorten a router's start.",
             least=1,
             key="snapshot_events",
             after="router.index_entries",
         ),
     ] = 5_000
-    every_s: Annotated[float, Setting("The same after this time, when there was any event.", least=1, key="snapshot_s")] = 60.0
+    every_s: Annotated[float, Setting("Longest time between snapshots, if there was an event.", least=1, key="snapshot_s")] = (
+        60.0
+    )
     keep: Annotated[
         int,
         Setting(
-            "Snapshots kept, and the cache events behind the oldest with them: `headrace replay index` reaches back so far.",
+            "Snapshots to keep, with later cache events: the reach of `headrace replay index`.",
             least=KEEP,
             most=1000,
             key="snapshots",

@@ -37,7 +37,7 @@ class FairnessSettings:
     batch_share: Annotated[
         float,
         Setting(
-            "Share of the placed tokens that batch requests have while interactive ones wait; otherwise they get what is left.",
+            "Share of the placed tokens for batch requests while interactive ones wait.",
             "--batch-share",
             least=0.0001,
             most=0.9999,
@@ -47,7 +47,7 @@ class FairnessSettings:
     weights: Annotated[
         Mapping[str, float],
         Setting(
-            "Share of a tenant relative to others when all want more than there is; 1 for those not named. Repeatable.",
+            "Relative share of a tenant under load; 1 by default. Repeatable.",
             "--tenant-weight",
             metavar="TENANT=WEIGHT",
             names=True,
