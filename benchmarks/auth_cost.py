@@ -14,8 +14,7 @@ import time
 from typing import Any
 
 from headrace.broker.codec import encode
-from headrace.broker.keys.key_texts import digest_of, new_key_id, new_key_text
-from headrace.broker.keys.records import CLIENT_SCOPES, KeyHash, KeyRecord, Limits
+from headrace.broker.keys import CLIENT_SCOPES, KeyHash, KeyRecord, Limits, digest_of, new_key_id, new_key_text
 from headrace.frontend.auth.gate import Gate
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.settings import FrontendSettings

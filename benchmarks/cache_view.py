@@ -23,8 +23,7 @@ from typing import Any
 
 import structlog
 
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
+from headrace.router.index.view import Caches, create_index
 
 STEPS_PER_S = 100
 CACHED = 20_000  # blocks of a worker at the beginning, beside the beginnings of prompts

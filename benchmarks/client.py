@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.tools.serve_bench.connection import Outcome, StreamConnection
+from headrace.tools.bench.load import Outcome, StreamConnection
 
 WORDS = tuple(f"word{n}" for n in range(24))
 PATH = "/v1/chat/completions"

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.workers.health.process_guard import set_parent_death_signal
+from headrace.workers.process_guard import set_parent_death_signal
 
 _HEADRACE = str(Path(sys.executable).with_name("headrace"))
 _POLL_S = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Output, Sequence
 from headrace.workers.sim.engine import SimEngine
 

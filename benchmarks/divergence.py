@@ -23,7 +23,7 @@ from pathlib import Path
 
 import openai
 
-from headrace.workers.models import bundled_model
+from headrace.workers import bundled_model
 from tests.support.up_process import RunningUp
 
 QUESTIONS = (

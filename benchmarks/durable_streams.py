@@ -20,10 +20,9 @@ from typing import Any
 
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
-from headrace.tools.chaos.http import post
-from headrace.tools.chaos.quiescence import until_well
-from headrace.tools.serve_bench.processes import usage
+from headrace.tools.bench.serve import usage
+from headrace.tools.chaos.client import post
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, until_well
 
 WELL_S = 60.0
 DURABLE = {"Headrace-Durable": "1"}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.tools.chaos.http import post
-from headrace.up.stuck_store import ROOM_BYTES
+from headrace.tools.chaos.client import post
+from headrace.up.nats_part import ROOM_BYTES
 from tests.support.machine_faults import Clock, delete, fill, garble, truncate
 
 PROMPT_TOKENS = 40

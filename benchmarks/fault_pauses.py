@@ -22,8 +22,7 @@ from pathlib import Path
 
 from benchmarks.deployment import Deployment
 from benchmarks.fault_kinds import FAULTS, PROMPT_TOKENS, Fault, Running
-from headrace.tools.chaos.client import StreamChecker, refusal
-from headrace.tools.chaos.http import Cut, post
+from headrace.tools.chaos.client import Cut, StreamChecker, post, refusal
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.questions import Question
 from tests.support.machine_faults import Clock, small_disk_at

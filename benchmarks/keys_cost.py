@@ -26,7 +26,7 @@ import uvloop
 
 from benchmarks.client import Workload, run_workload
 from benchmarks.deployment import Deployment
-from headrace.tools.serve_bench.processes import processes_of, usage
+from headrace.tools.bench.serve import processes_of, usage
 
 ENOUGH = "1000000000"
 LIMITS = ("rpm", "tpm", "concurrent", "tokens-per-day")

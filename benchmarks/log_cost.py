@@ -17,7 +17,7 @@ import sys
 import time
 
 from headrace.base.logs import GATHER_S, LogStream, LogThread, configure
-from headrace.frontend.http.access_log import AccessLog
+from headrace.frontend.http.middleware import AccessLog
 
 BATCH = 20  # lines in the time that they are gathered, as of 1,000 requests/s
 FIELDS = {

@@ -27,7 +27,8 @@ import uvloop
 from benchmarks.router_restart import BLOCK_SIZE, POOL, SUBJECTS, connect
 from headrace.base.logs import configure
 from headrace.broker.codec import encode, pack_u64
-from headrace.broker.messages import KvStep, LoadReport, WorkerMember
+from headrace.broker.messages.events import KvStep, LoadReport
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.settings import Timing
 from headrace.jetstream.client import Connection
@@ -35,8 +36,8 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.lease import RENEWALS_PER_TTL
 from headrace.jetstream.provision import ensure_topology, status
 from headrace.jetstream.topology import Topology
-from headrace.tools.serve_bench.processes import Usage, usage
-from headrace.up.frontend_probe import choose_port
+from headrace.tools.bench.serve import Usage, usage
+from headrace.up.parts import choose_port
 
 TIMING = Timing()
 STORED, REMOVED = 16, 16  # blocks of one cache event: a prompt of 256 tokens comes, and as much goes

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from benchmarks.disagg.news import News
 from benchmarks.disagg.node import Node
 from benchmarks.virtual_clock import VirtualClock
-from headrace.broker.messages import JobEvent
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
+from headrace.broker.messages.events import JobEvent
+from headrace.router.index.view import Caches, create_index
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed
 from headrace.workers.engine import Output, Role
+from headrace.workers.sim.fabric import LocalFabric
 from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.fabric import LocalFabric
 
 
 class PoolWorld(ABC):

@@ -35,9 +35,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from headrace.router.index.factory import create_index
-from headrace.router.index.interface import BlockTable
-from headrace.router.index.types import Tier
+from headrace.router.index.types import BlockTable, Tier
+from headrace.router.index.view import create_index
 
 NOT_INSTALLED = "RadixTree is left out: the module `dynamo` (package ai-dynamo-runtime) is not installed here."
 NOT_BUILT = "The compiled index is left out: it was not built here (no C compiler?)."

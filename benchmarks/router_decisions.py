@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from headrace.broker.messages import JobEvent, LoadReport
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
+from headrace.broker.messages.events import JobEvent, LoadReport
+from headrace.router.index.view import Caches, create_index
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
 from headrace.router.placement.types import Placement, Waiting, WorkerInfo

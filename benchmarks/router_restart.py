@@ -34,19 +34,19 @@ import structlog
 import uvloop
 
 from headrace.broker.codec import encode, pack_u64
-from headrace.broker.messages import KvStep, WorkerMember
+from headrace.broker.messages.events import KvStep
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.router.index.factory import IMPLEMENTATION_VARIABLE, create_index
-from headrace.router.index.view import Caches
-from headrace.router.kv_events.inventory import WorkerSlice
-from headrace.router.replica.deps import ReplicaDeps
-from headrace.router.replica.follower import KvFollower
-from headrace.router.replica.settings import SnapshotSettings
+from headrace.router.index.follower import KvFollower
+from headrace.router.index.inventory import WorkerSlice
+from headrace.router.index.snapshotter import ReplicaDeps
+from headrace.router.index.view import IMPLEMENTATION_VARIABLE, Caches, create_index
+from headrace.router.settings import SnapshotSettings
 
 POOL = "bench"
 SUBJECTS = Subjects("hr")
@@ -162,7 +162,7 @@ class _Leads:
 
 
 def _begun() -> Any:
-    from headrace.router.replica.restore import Restored
+    from headrace.router.index.snapshot import Restored
 
     return Restored("empty", 1, 1, "")
 

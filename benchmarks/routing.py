@@ -36,7 +36,7 @@ import uvloop
 from benchmarks.client import Outcome, Workload, run_arrivals, run_bodies, run_workload
 from benchmarks.deployment import Deployment, Router
 from benchmarks.serving import row, snapshot
-from headrace.tools.serve_bench.processes import processes_of, usage
+from headrace.tools.bench.serve import processes_of, usage
 
 # Each a token of its own behind a space, in the vocabulary of the bundled model.
 _WORDS = """

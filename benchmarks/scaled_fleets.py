@@ -24,17 +24,16 @@ import structlog
 from benchmarks.fleet_kinds import Kind, kinds_of
 from benchmarks.fleets import long_prompt, with_targets
 from benchmarks.planning.traffic import read, stretched
-from headrace.broker.messages import EventKind
-from headrace.config.planner_settings import PlannerSettings, for_fleet
-from headrace.planner.observation import Observation, OutcomeSight, RequestSight, StepSight, WorkerSight
+from headrace.broker.messages.events import EventKind
+from headrace.config.options import PlannerSettings, for_fleet
+from headrace.planner.capacity import Speed
+from headrace.planner.observe import Observation, OutcomeSight, RequestSight, StepSight, WorkerSight
 from headrace.planner.pool_planner import PoolPlanner
-from headrace.planner.speed_curve import Speed
 from headrace.router.placement.types import Placement
 from headrace.tools.replay_bench.engine import ModelledEngine, ReplayFleet, ReplayJob
-from headrace.tools.replay_bench.messages import worker_info, worker_name
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS, Trace, TraceRequest, chain_value
-from headrace.tools.replay_bench.world import World, _Reporting
+from headrace.tools.replay_bench.world import World, _Reporting, worker_info, worker_name
 
 BEGAN_S = 1_700_000_000.0
 BLOCK_STEP = 4096

@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.client import Outcome, Workload, run_workload
 from benchmarks.deployment import Deployment
 from benchmarks.direct import direct_first_token_s
-from headrace.tools.serve_bench.processes import Usage, processes_of, usage
+from headrace.tools.bench.serve import Usage, processes_of, usage
 
 WORKLOADS = (
     Workload(streams=1, requests=400, tokens=16),

@@ -14,18 +14,14 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.ingress.journey import Journey
-from headrace.broker.ingress.story_book import StoryBook
+from headrace.broker.ingress.timeline import Journey, StoryBook
 from headrace.broker.jobs import Job
-from headrace.broker.messages import JobEvent
+from headrace.broker.messages.events import JobEvent
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.tracing.otlp import OtlpExporter
-from headrace.frontend.tracing.otlp_bytes import encode
-from headrace.frontend.tracing.spans import SpanData
-from headrace.frontend.tracing.traced_app import TracedApp
-from headrace.frontend.tracing.tracer import Tracer
+from headrace.frontend.spans import SpanData
+from headrace.frontend.tracer import OtlpExporter, TracedApp, Tracer, encode
 
 ROUNDS = 7
 CARD = ModelCard(model="m", pool="p", context_length=4096, block_size=16, vocab_size=1000)

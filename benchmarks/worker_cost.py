@@ -23,20 +23,23 @@ from typing import Any
 from benchmarks.profiling import parse_and_run
 from headrace.broker.blocks import block_chain
 from headrace.broker.codec import decode, encode, pack_u32, pack_u64
-from headrace.broker.messages import Answers, Envelope, Frame, Generation, RunVerdict, Sampling, WorkerMember
+from headrace.broker.messages.control import Answers, RunVerdict
+from headrace.broker.messages.frames import Frame
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Envelope, Generation, Sampling
 from headrace.broker.settings import SessionSettings
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Change, Delivery, Entry, Message, PubAck
 from headrace.jetstream.subjects import Subjects
+from headrace.workers.detokenize import TokenTable
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
 from headrace.workers.kv.translator import Translator
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.text.pipeline import TokenTable
 
 POOL, WORKER, JUDGE = "bench-0", "w-1", "i-1"
 MAX_PAYLOAD = 1 << 20
@@ -118,7 +121,7 @@ class Bucket:
 
 
 class Broker:
-    """Just enough of `headrace.jetstream.ports.messaging.Messaging`. `jobs` are the envelopes to come; `ended` is set when all
+    """Just enough of `headrace.jetstream.ports.Messaging`. `jobs` are the envelopes to come; `ended` is set when all
     have ended."""
 
     connected, connected_since_s, max_payload = True, 0.0, MAX_PAYLOAD

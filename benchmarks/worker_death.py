@@ -14,7 +14,7 @@ from pathlib import Path
 
 import openai
 
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW, holders
 from tests.support.up_process import RunningUp
 

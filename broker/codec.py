@@ -11,25 +11,23 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
-from headrace.broker.messages import (
+from headrace.broker.messages.control import History, HistoryEntry, IngressControl
+from headrace.broker.messages.operator import WorkerCommand
+from headrace.broker.messages.prefill import AnyWorkerControl
+from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
     HEADER_PREFILL,
+    MOST_ATTEMPTS,
     WIRE_VERSION,
     Envelope,
-    History,
-    HistoryEntry,
-    IngressControl,
     PrefillDecision,
-    WorkerCommand,
 )
-from headrace.broker.messages.base import MOST_ATTEMPTS
-from headrace.broker.messages.prefill import AnyWorkerControl
 
 T = TypeVar("T")
 
@@ -223,3 +221,20 @@ def parse_job_headers(headers: Mapping[str, str] | None) -> tuple[int, list[Hist
 def _short(value: str) -> str:
     """Return a header's value for a message: it may be as long as a message."""
     return repr(value if len(value) <= 80 else f"{value[:80]}…")
+
+
+# Names a request in log lines, in every process by the same fields.
+
+
+class LoggedRequest(Protocol):
+    """A request in any form (`Job`, `Envelope`, `OpenJob`, …). `name` is its client's own id of it, or empty."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+def log_ids(job: LoggedRequest) -> dict[str, str]:
+    """Return `request_id` and, where the client gave one, `client_request_id`."""
+    return {"request_id": job.id, "client_request_id": job.name} if job.name else {"request_id": job.id}

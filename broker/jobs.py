@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from os import urandom
-from typing import Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from headrace.broker.codec import encode
-from headrace.broker.errors import WireError
-from headrace.broker.messages import Envelope, Generation, Pooling, Spill
+from headrace.broker.errors import RequestOverLimit, WireError
+from headrace.broker.messages.frames import Part, Text
+from headrace.broker.messages.requests import Envelope, Generation, Pooling, Spill
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import RequestClass
 
@@ -92,3 +95,143 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             prefer=self.prefer,
             trace=self.trace,
         )
+
+
+# Bounds what one generation request may ask of a worker beyond its prompt: strings, lists, schemas, tools, and their number.
+#
+# The bytes of a request are bounded by the frontend already. These bounds are for what costs more than its bytes: a stop
+# string becomes an automaton with a node per character, a schema a grammar, and the prompt counts once for each choice. The
+# frontend checks before it stores a request, the worker again, because publishers on NATS need no frontend.
+
+MOST_STOPS = 16  # OpenAI allows 4; a few more cost nothing
+STOP_CHARS = 4096  # of all stop strings together
+MOST_STOP_TOKENS = 1024
+MOST_BAD_WORDS = 256
+BAD_WORD_CHARS = 16 * 1024
+MOST_BIASES = 4096
+MOST_ALLOWED = 262_144  # about the largest vocabulary
+GUIDED_BYTES = 256 * 1024  # of a schema, grammar or choices, encoded
+REGEX_CHARS = 16 * 1024
+MOST_TOOLS = 512  # OpenAI allows 128
+TOOL_BYTES = 1024 * 1024  # of all tools, encoded
+EXTRA_BYTES = 64 * 1024  # of parameters that are passed to the engine as they are, encoded
+MOST_TOKENS = 8 * 1024 * 1024  # of the prompt, once per choice
+
+
+def check_limits(generation: Generation, *, choices: int, prompt_tokens: int) -> None:
+    """Check a request. Raises RequestOverLimit, which names the parameter, its size and the limit."""
+    _check_strings(generation.stop, "stop", most=MOST_STOPS, chars=STOP_CHARS)
+    if choices > 1:
+        _check(choices * prompt_tokens, "n", MOST_TOKENS, "prompt tokens over all choices")
+    sampling = generation.sampling
+    if sampling.bad_words:
+        _check_strings(sampling.bad_words, "bad_words", most=MOST_BAD_WORDS, chars=BAD_WORD_CHARS)
+    if sampling.stop_token_ids:
+        _check(len(sampling.stop_token_ids), "stop_token_ids", MOST_STOP_TOKENS, "ids")
+    if sampling.logit_bias:
+        _check(len(sampling.logit_bias), "logit_bias", MOST_BIASES, "entries")
+    if sampling.allowed_token_ids:
+        _check(len(sampling.allowed_token_ids), "allowed_token_ids", MOST_ALLOWED, "ids")
+    if generation.guided is not None:
+        _check_guided(generation.guided)
+    if generation.extra:
+        _check(_size(generation.extra), "vllm_xargs", EXTRA_BYTES, "bytes")
+    parse = generation.parse
+    if parse is not None:
+        if parse.tools:
+            _check(len(parse.tools), "tools", MOST_TOOLS, "tools")
+            _check(_size(parse.tools), "tools", TOOL_BYTES, "bytes")
+        if parse.template_kwargs:
+            _check(_size(parse.template_kwargs), "chat_template_kwargs", EXTRA_BYTES, "bytes")
+
+
+def _check_guided(guided: dict[str, Any]) -> None:
+    regex = guided.get("regex")
+    if isinstance(regex, str):
+        _check(len(regex), "structured_outputs.regex", REGEX_CHARS, "characters")
+    _check(_size(guided), "structured_outputs", GUIDED_BYTES, "bytes")
+
+
+def _check_strings(values: Sequence[str], param: str, *, most: int, chars: int) -> None:
+    if not values:
+        return
+    _check(len(values), param, most, "strings")
+    _check(sum(map(len, values)), param, chars, "characters in all")
+
+
+def _check(size: int, param: str, limit: int, what: str) -> None:
+    if size > limit:
+        raise RequestOverLimit(f"{param} has {size} {what}; the limit is {limit}", param=param)
+
+
+def _size(value: Any) -> int:
+    try:
+        return len(msgspec.msgpack.encode(value))
+    except (OverflowError, TypeError, RecursionError):  # refused with its own words where the request is encoded
+        return 0
+
+
+# Joins the text and parts that an answer's tokens released into content, reasoning and tool calls.
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call; `arguments` is JSON text, or the part of it that has arrived."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class OutputParts:
+    """The content, reasoning and calls of one choice, growing part by part."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Append parts in the order of their tokens."""
+        for part in parts:
+            if part.kind == "content":
+                self.content += part.text
+            elif part.kind == "reasoning":
+                self.reasoning += part.text
+            else:
+                while len(self.calls) <= part.index:
+                    self.calls.append(Call())
+                call = self.calls[part.index]
+                call.id = part.id or call.id
+                call.name = part.name or call.name
+                call.arguments += part.text
+
+
+def parts_of(texts: Sequence[Text]) -> list[Part]:
+    """Return all parts in order; plain text counts as content."""
+    parts: list[Part] = []
+    for text in texts:
+        if isinstance(text, str):
+            if text:
+                parts.append(Part("content", text))
+        else:
+            parts += text
+    return parts
+
+
+def plain(texts: Sequence[Text]) -> str:
+    """Return the text of an answer without parts; of one with parts, the text of all of them."""
+    try:
+        return "".join(cast("Sequence[str]", texts))
+    except TypeError:
+        return "".join(part.text for part in parts_of(texts))
+
+
+# Splits the request ids of stored jobs: a job's id, a mark, and the name of one delivery of the job.
+
+RUN_MARK = "~"  # between a job's id and the nonce of a delivery; allowed nowhere else
+
+
+def job_of_run(request_id: str) -> str:
+    """Return the id of the job that a request belongs to; of one that belongs to none its own id."""
+    return request_id.partition(RUN_MARK)[0]

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headrace.broker.messages import LoadReport, WorkerMember
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.members import WorkerMember
 
 SEPARATOR = "~"
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import (
     Capabilities,
     EngineConfig,
@@ -30,7 +29,8 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.kit import refuse_undeclared
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 
 SLOTS, BLOCKS, BLOCK_SIZE, CONTEXT = 16, 4096, 16, 2048
 EOS = 2  # of the bundled tokenizer

@@ -15,59 +15,47 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.base.errors import HeadraceError
 from headrace.broker.batches.service import Batches
 from headrace.broker.files.uploads import UploadStore
-from headrace.frontend.admin.cancel import CancelRoute
-from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
-from headrace.frontend.admin.unserved import missed as missing_route
+from headrace.frontend.admin import AdapterLoader, CancelRoute, adapter_routes
+from headrace.frontend.admin import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
 from headrace.frontend.auth.gate import Gate
 from headrace.frontend.auth.key_ring import KeyRing
-from headrace.frontend.batches.routes import BatchRoutes
-from headrace.frontend.error_forms import error_response, form_of
+from headrace.frontend.batches import BatchRoutes
+from headrace.frontend.durable_api import DurableApi, DurableStreams, StreamRoutes
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
-from headrace.frontend.files.file_routes import FileRoutes
-from headrace.frontend.files.upload_routes import UploadRoutes
+from headrace.frontend.files import FileRoutes, UploadRoutes
 from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
-from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.exchange import HttpExchange, UnaryEndpoint
 from headrace.frontend.http.middleware import Observe
-from headrace.frontend.http.unary_endpoint import UnaryEndpoint
 from headrace.frontend.images import PATH as IMAGES
 from headrace.frontend.images import ImageApi, Results
-from headrace.frontend.jobs.durable_api import DurableApi
-from headrace.frontend.jobs.durable_streams import DurableStreams
-from headrace.frontend.jobs.rendered_answer import Charge
-from headrace.frontend.jobs.renderer import ApiRenderer
-from headrace.frontend.jobs.routes import StreamRoutes
+from headrace.frontend.job_renderer import ApiRenderer, Charge
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaPromptApi, OllamaVectorApi
-from headrace.frontend.ollama.errors import OllamaForm
-from headrace.frontend.ollama.models import OllamaModelRoutes
+from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaModelRoutes, OllamaPromptApi, OllamaVectorApi
+from headrace.frontend.ollama.schema import OllamaForm
 from headrace.frontend.openai.chat import ChatApi
 from headrace.frontend.openai.completions import CompletionApi
 from headrace.frontend.openai.stored_chats import StoredChatRoutes, StoredChats
+from headrace.frontend.openai.token_generation import PATH as GENERATE
+from headrace.frontend.openai.token_generation import TokenGenerationApi
+from headrace.frontend.openai.tokens_api import TokensApi
 from headrace.frontend.openapi import build_openapi
-from headrace.frontend.pages.welcome import Pages
-from headrace.frontend.pooling.embeddings import EmbeddingApi
-from headrace.frontend.pooling.routes import pooling_routes
+from headrace.frontend.pages import Pages
+from headrace.frontend.pooling.api import EmbeddingApi, pooling_routes
 from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
-from headrace.frontend.request_audit.audited_app import AuditedApp, Notes
+from headrace.frontend.request_audit import AuditedApp, Notes
 from headrace.frontend.responses.api import ResponsesApi
-from headrace.frontend.responses.compaction import CompactionApi
-from headrace.frontend.responses.conversation_routes import ConversationRoutes
-from headrace.frontend.responses.conversations import Conversations
-from headrace.frontend.responses.history import History
-from headrace.frontend.responses.routes import ResponseRoutes
-from headrace.frontend.responses.stored_background import StoredBackground
+from headrace.frontend.responses.conversations import ConversationRoutes, Conversations
+from headrace.frontend.responses.items import History
+from headrace.frontend.responses.routes import CompactionApi, ResponseRoutes
+from headrace.frontend.responses.stored import StoredBackground
 from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.startup_app import error_response, form_of
 from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.stored_videos import PATH as VIDEOS
 from headrace.frontend.stored_videos import StoredVideos, VideoRoutes
-from headrace.frontend.tokens.api import TokensApi
-from headrace.frontend.tokens.generation import PATH as GENERATE
-from headrace.frontend.tokens.generation import TokenGenerationApi
-from headrace.frontend.tracing.build import tracer_of
-from headrace.frontend.tracing.traced_app import TracedApp
-from headrace.frontend.tracing.tracer import Tracer
+from headrace.frontend.tracer import TracedApp, Tracer, tracer_of
 from headrace.frontend.transcriptions import SpeechApi, Task
 from headrace.frontend.videos import VideoApi, VideoCreation
 

@@ -44,7 +44,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.broker import errors as broker
-from headrace.broker.batches import errors as batches
+from headrace.broker.batches import record as batches
 from headrace.broker.durable import errors as durable
 from headrace.broker.files import errors as files
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge

@@ -14,19 +14,19 @@ from msgspec import Meta
 
 from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Picture, Pooling, PoolingInput, Row, Spill
+from headrace.broker.messages.frames import Finish, Row
+from headrace.broker.messages.requests import Picture, Pooling, PoolingInput, Spill
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.job_options import RequestOptions, job_options_of
 from headrace.frontend.generation.plan import Plan
-from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.generation.sse import UsageCounter, WholeWriter
+from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import WholeWriter
-from headrace.frontend.writers.usage import UsageCounter
 
 MOST_PICTURES = 10  # of a request, as with OpenAI
 LEAST_SIDE, MOST_SIDE, SIDE_STEP = 64, 4096, 8  # pixels
@@ -113,7 +113,7 @@ def size_of(given: str | None) -> tuple[int | None, int | None]:
 
 
 class Results(Protocol):
-    """Reads results that were too large for a frame (`headrace.broker.result_objects.ResultObjects`)."""
+    """Reads results that were too large for a frame (`headrace.broker.spill.ResultObjects`)."""
 
     async def get(self, spill: Spill) -> bytes:
         """Raises BrokerError."""

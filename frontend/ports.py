@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from headrace.broker.durable.publisher import NewJob
 from headrace.broker.durable.reader import Stretch
-from headrace.broker.ingress.journey import Journey
+from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.ingress.response_store import StoredResponse
+from headrace.broker.ingress.timeline import Journey
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Explanation, JobResult, ResultResponse, Row
+from headrace.broker.messages.control import Explanation
+from headrace.broker.messages.durable import JobResult, ResultResponse
+from headrace.broker.messages.frames import Row
 from headrace.broker.models.cards import ModelCard
 
 
@@ -96,7 +98,7 @@ class ResponsePort(Protocol):
 
 
 class RecordPort(Protocol):
-    """`headrace.broker.ingress.record_index.RecordIndex` as the APIs with stored objects see it."""
+    """`headrace.broker.ingress.response_store.RecordIndex` as the APIs with stored objects see it."""
 
     async def put(self, kind: str, tenant: str, name: str, value: bytes, /) -> None:
         """Write a record, new or not. Raises ResponseNotStored."""

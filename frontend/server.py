@@ -18,35 +18,30 @@ import structlog
 from headrace.base.errors import HeadraceError
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.durable.carrier.carrier import Carrier
-from headrace.broker.durable.queue_quotas import QueueQuotas
-from headrace.broker.durable.quota import QuotaLimits
+from headrace.broker.durable.quota import QueueQuotas, QuotaLimits
 from headrace.broker.durable.stored_jobs import StoredJobs
-from headrace.broker.files.store import FileStore
-from headrace.broker.files.sweeper import FileSweeper
+from headrace.broker.files.store import FileStore, FileSweeper
 from headrace.broker.files.uploads import UploadStore
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.ingress.record_index import RecordIndex
-from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
-from headrace.broker.keys.store import KeyStore
+from headrace.broker.ingress.response_store import RecordIndex, ResponseStore, StoreLimits
+from headrace.broker.keys import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
-from headrace.broker.models.card_signature import read_card_key
-from headrace.broker.result_objects import ResultObjects
+from headrace.broker.models.cards import read_card_key
 from headrace.broker.settings import IngressSettings, Timing, broker_wait_s
+from headrace.broker.spill import ResultObjects
 from headrace.frontend.app import Stores, build_frontend
-from headrace.frontend.auth.audit import operator_acted
-from headrace.frontend.auth.key_ring import KeyRing
-from headrace.frontend.auth.quota_share import QuotaShare
-from headrace.frontend.batches.frontend_batches import FrontendBatches
-from headrace.frontend.files.limits import file_limits
-from headrace.frontend.http.malloc import return_large
+from headrace.frontend.auth.key_ring import KeyRing, operator_acted
+from headrace.frontend.auth.quotas import QuotaShare
+from headrace.frontend.batches import FrontendBatches
+from headrace.frontend.files import file_limits
+from headrace.frontend.http.loop import return_large
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.request_audit.build import audit_writer
+from headrace.frontend.request_audit import audit_writer
 from headrace.frontend.serving import listen, listen_alone, serve
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.startup_app import StartupApp
 from headrace.frontend.status import Lifecycle
-from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.health import BrokerHealth
 from headrace.jetstream.provision import bucket_copies, ensure_topology

@@ -14,11 +14,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.base.errors import HeadraceError
-from headrace.frontend.auth.exposure import is_loopback
+from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import AddressUnavailable
-from headrace.frontend.http.connections import Connections
-from headrace.frontend.http.loop_lag import watch_lag
-from headrace.frontend.http.tls import ServerTls
+from headrace.frontend.http.connections import Connections, ServerTls
+from headrace.frontend.http.loop import watch_lag
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.broker.errors import BrokerUnavailable
-from headrace.frontend.error_forms import error_response, form_of
-from headrace.frontend.errors import translate
+from headrace.frontend.anthropic.schema import AnthropicForm, speaks_anthropic
+from headrace.frontend.errors import ErrorForm, FrontendError, StatusForm, translate
 from headrace.frontend.metrics import CONTENT_TYPE, Metrics
+from headrace.frontend.ollama.schema import PREFIX, OllamaForm
 from headrace.frontend.status import Lifecycle
+
+# Chooses the shape of an error by the API that its client speaks, for answers that no endpoint of that API gives.
+
+_ANTHROPIC = AnthropicForm()
+_OLLAMA = OllamaForm()
+
+
+def form_of(path: str, headers: Iterable[tuple[bytes, bytes]]) -> ErrorForm:
+    """Return the form of errors at a path: that of its API, or of the client if the header says that it speaks Anthropic's."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/") or speaks_anthropic(headers):
+        return _ANTHROPIC
+    if path.startswith(PREFIX):
+        return _OLLAMA
+    return FrontendError.body
+
+
+def error_response(error: FrontendError, form: ErrorForm = FrontendError.body) -> Response:
+    """Return an error as a response."""
+    status = form.status(error) if isinstance(form, StatusForm) else error.status
+    response = Response(form(error), status_code=status, media_type="application/json")
+    for name, value in error.headers():
+        response.headers[name.decode()] = value.decode()
+    return response
 
 
 class StartupApp:

@@ -12,12 +12,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.frontend.anthropic.errors import speaks_anthropic
-from headrace.frontend.anthropic.models import model_entry, model_page
+from headrace.frontend.answer_schema import ModelEntry, ModelList
+from headrace.frontend.anthropic.api import model_entry, model_page
+from headrace.frontend.anthropic.schema import speaks_anthropic
 from headrace.frontend.auth.caller import check_model, covered
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobPort, Served
-from headrace.frontend.schema.answers import ModelEntry, ModelList
 
 
 class Lifecycle:

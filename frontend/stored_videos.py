@@ -15,15 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.base.errors import HeadraceError
-from headrace.broker.durable.publisher import NewJob
+from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.errors import DeadlineExceeded
-from headrace.broker.messages import JobResult
+from headrace.broker.messages.durable import JobResult
+from headrace.frontend.answer_schema import Page
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.generation.tenant import tenant_in
+from headrace.frontend.generation.plan import tenant_in
+from headrace.frontend.http.exchange import PageQuery
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.page_query import PageQuery
 from headrace.frontend.ports import RecordPort, StoredJobPort
-from headrace.frontend.schema.stored import Page
 from headrace.jetstream.errors import ObjectNotFound
 
 Status = Literal["queued", "in_progress", "completed", "failed"]

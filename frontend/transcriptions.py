@@ -14,19 +14,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.broker.messages import Row
-from headrace.broker.output_parts import parts_of
+from headrace.broker.jobs import parts_of
+from headrace.broker.messages.frames import Row
+from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.files.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.generation.plan import Plan
-from headrace.frontend.http.body_decoding import explain
+from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
+from headrace.frontend.http.bodies import explain
+from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.http_exchange import HttpExchange
-from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
+from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
+from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
 from headrace.frontend.prompts.model_cache import ModelCache
-from headrace.frontend.schema.chat import ChatRequest
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.usage import UsageCounter
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 

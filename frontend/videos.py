@@ -13,22 +13,21 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headrace.broker.durable.client_names import new_name
-from headrace.broker.durable.publisher import NewJob
+from headrace.broker.durable.names import new_name
+from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Row
-from headrace.frontend.admin.unserved import NotServed
+from headrace.broker.messages.frames import Finish, Row
+from headrace.frontend.admin import NotServed
+from headrace.frontend.durable_api import ConnectionEvents
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.files.multipart import FileBegin, FileData, FormField, FormReader
-from headrace.frontend.generation.plan import Plan
-from headrace.frontend.generation.tenant import tenant_of
-from headrace.frontend.http.body_decoding import decode_request, explain
+from headrace.frontend.generation.plan import Plan, tenant_of
+from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
+from headrace.frontend.http.bodies import check_shape, decode_request, explain
+from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.json_limits import check_shape
+from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.images import PictureApi, Results, file_of
-from headrace.frontend.jobs.stream_writer import ConnectionEvents
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.stored_videos import (
     PATH,
@@ -40,8 +39,6 @@ from headrace.frontend.stored_videos import (
     VideoObject,
     VideoRecord,
 )
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.usage import UsageCounter
 from headrace.jetstream.subjects import slug
 
 MOST_SECONDS = 120

@@ -11,33 +11,42 @@ from urllib.parse import urlparse
 
 import structlog
 
-from headrace.jetstream import metrics
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.api import (
+    CONSUMER_NOT_FOUND,
+    CONSUMER_NOT_MADE,
+    INBOXES,
+    STREAM_NOT_FOUND,
+    ApiError,
+    JsApi,
+    SubjectPattern,
+    from_stream,
+)
 from headrace.jetstream.context import ConnectOptions
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import CONSUMER_NOT_FOUND, CONSUMER_NOT_MADE, STREAM_NOT_FOUND, ApiError, JsApi
-from headrace.jetstream.core.direct_get import Reader
-from headrace.jetstream.core.natspy import NUID
-from headrace.jetstream.core.natspy import errors as nats_errors
-from headrace.jetstream.core.origin import INBOXES, SubjectPattern, from_stream
-from headrace.jetstream.core.publish import Mux
-from headrace.jetstream.core.raw_client import CoreClient, Tap
 from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_error
+from headrace.jetstream.direct_get import Reader
 from headrace.jetstream.errors import (
+    AccessDenied,
+    JetStreamDisabled,
     JetStreamError,
     NoResponder,
     NotConnected,
     PayloadTooLarge,
     RequestTimeout,
+    ServerUnreachable,
     TopologyError,
 )
 from headrace.jetstream.follow import StreamFollow
-from headrace.jetstream.kv import KvBucket
-from headrace.jetstream.objects.store import ObjectStore
+from headrace.jetstream.objects import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState
+from headrace.jetstream.publish import Mux
 from headrace.jetstream.pull import PullOptions, StreamPull
+from headrace.jetstream.raw_client import NUID, CoreClient, Tap
+from headrace.jetstream.raw_client import errors as nats_errors
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import end_tasks
+from headrace.jetstream.watch import KvBucket
 
 log = structlog.get_logger(__name__)
 
@@ -433,3 +442,40 @@ def _report(event: str, **fields: str) -> None:
     """Log a warning without raising: an error (a closed log, say) would end the client's tasks, and so the connection."""
     with contextlib.suppress(Exception):
         log.warning(event, **fields)
+
+
+# Opens the first connection of a process that may start before its server, or before JetStream is enabled there.
+
+RETRY_S = 0.5
+DENIALS = 4  # refusals in a row after waiting: a server that reloads its configuration refuses every login
+
+
+async def connect_patiently(
+    options: ConnectOptions, *, subjects: Subjects, timeout_s: float, on_waiting: Callable[[str], None] | None = None
+) -> Connection:
+    """Wait up to `timeout_s` for a server that does not answer, and without limit for one that runs without JetStream.
+
+    An operator may enable JetStream later without restarting this process. `on_waiting(reason)` is called at each failed try.
+
+    Raises ServerUnreachable after that time, and every other ConnectError at once.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    told, told_s = "", 0.0
+    denied = 0
+    while True:
+        try:
+            return await Connection.connect(options, subjects=subjects)
+        except (ServerUnreachable, JetStreamDisabled, AccessDenied) as error:
+            denied = denied + 1 if isinstance(error, AccessDenied) else 0
+            if (isinstance(error, ServerUnreachable) and loop.time() >= deadline) or (
+                denied and (not told or denied > DENIALS)
+            ):
+                raise
+            reason = str(error)
+        if reason != told or loop.time() - told_s >= REMIND_S:
+            told, told_s = reason, loop.time()
+            log.warning("broker.waiting", reason=reason)
+        if on_waiting is not None:
+            on_waiting(reason)
+        await asyncio.sleep(RETRY_S)

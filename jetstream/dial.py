@@ -9,10 +9,8 @@ from typing import Any
 
 import structlog
 
+from headrace.jetstream.api import JsApi
 from headrace.jetstream.context import ConnectOptions
-from headrace.jetstream.core.api import JsApi
-from headrace.jetstream.core.natspy import errors as nats_errors
-from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
     ConnectError,
@@ -21,6 +19,8 @@ from headrace.jetstream.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
+from headrace.jetstream.raw_client import CoreClient
+from headrace.jetstream.raw_client import errors as nats_errors
 
 log = structlog.get_logger(__name__)
 

@@ -18,14 +18,12 @@ import contextlib
 import msgspec
 import structlog
 
-from headrace.jetstream import metrics
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import STREAM_NOT_FOUND, ApiError
-from headrace.jetstream.core.natspy import NUID
-from headrace.jetstream.core.raw_client import Tap
-from headrace.jetstream.core.server_session import ServerSession
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.api import STREAM_NOT_FOUND, ApiError
+from headrace.jetstream.direct_get import ServerSession
 from headrace.jetstream.errors import JetStreamError, StreamTrimmed, TopologyError
 from headrace.jetstream.ports import MessageBatch, StoredMessage
+from headrace.jetstream.raw_client import NUID, Tap
 
 log = structlog.get_logger(__name__)
 

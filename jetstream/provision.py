@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
+from headrace.jetstream import wire
+from headrace.jetstream.api import NOT_READY, OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, TOO_FEW_SERVERS, ApiError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import NOT_READY, OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, TOO_FEW_SERVERS, ApiError
 from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamError, RequestTimeout, TooFewServers, TopologyError
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headrace.jetstream.core import wire
+from headrace.jetstream import wire
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.pull import GROUP
 

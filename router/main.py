@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import random
 import secrets
 import signal
 import time
@@ -16,16 +17,23 @@ import structlog
 from headrace.broker.membership.members import Members
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.part_state import PartState, Standing
-from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.subjects import Subjects, check_token
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
-from headrace.router.pool_session import PoolSession
-from headrace.router.pools import Pools
+from headrace.router.index.follower import KvFollower
+from headrace.router.index.snapshotter import ReplicaDeps
+from headrace.router.index.view import Caches, create_index
+from headrace.router.placement.fleet_grid import read_grid
+from headrace.router.placement.policies import policy_factory
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.pools import Pools, PoolSession
+from headrace.router.replay import Recorder
 from headrace.router.session.session import RouterSession
+from headrace.router.session.state import PoolIndex, RouterDeps
 from headrace.router.settings import RouterOptions
 
 log = structlog.get_logger()
@@ -193,3 +201,50 @@ def _quiet_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+# The composition of one pool's router: the index, its view and follower, the scheduler, and the session around them.
+
+
+def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
+    """Return the function that `run_router` calls for each pool. It raises SettingsInvalid for an index that cannot be.
+
+    Raises SettingsInvalid for a grid of fleets that cannot be read, or a policy that cannot be loaded.
+    """
+    policy_factory(settings.policy)  # not only when the first pool appears
+    grid = read_grid(options.fleet_grid) if options.fleet_grid is not None else None
+
+    def build(messaging: Messaging, subjects: Subjects, members: Members, card: ModelCard, router: str) -> RouterSession:
+        index = create_index(max_entries=options.index_entries)
+        view = Caches(index)
+        follower = KvFollower(
+            ReplicaDeps(
+                messaging=messaging,
+                subjects=subjects,
+                pool=card.pool,
+                router=router,
+                block_size=card.block_size,
+                settings=options.snapshots,
+            ),
+            view,
+            index,
+            members=members,
+        )
+        seed = random.SystemRandom().getrandbits(32)
+        scheduler = Scheduler(settings, view, name=router, seed=seed, grid=grid)
+        return RouterSession(
+            RouterDeps(
+                messaging=messaging,
+                subjects=subjects,
+                members=members,
+                pool=card.pool,
+                router=router,
+                block_size=card.block_size,
+                options=options.session,
+            ),
+            scheduler,
+            index=PoolIndex(view, follower.reader.sources, follower, index),
+            record=Recorder(messaging, subjects, pool=card.pool, router=router).placed if options.record else None,
+        )
+
+    return build

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
+from typing import Any
 
 import structlog
 
-from headrace.broker.models.cards import ModelCard
-from headrace.broker.models.stored_card import readable_card
+from headrace.broker.models.cards import ModelCard, readable_card
 from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects
+from headrace.router.session import metrics
+from headrace.router.session.session import RouterSession
 
 log = structlog.get_logger()
 
@@ -48,3 +51,107 @@ class Pools:
             return
         self._known.add(card.pool)
         self._on_pool(card)
+
+
+# Keeps the session of one pool running: a fault of the pool ends this session only, and it is started again after a while.
+#
+# What a pool's session reads (cards, leases, cache events, snapshots, load) was written by others. An error that none of its
+# parts expects must not take the router away from all other pools.
+
+FIRST_WAIT_S = 0.5
+MOST_WAIT_S = 30.0
+STEADY_S = 60.0  # a session that ran so long has not failed for the reason of the last one
+LEAVE_S = 2.0  # for giving up the lease and what a failed session holds
+
+
+class PoolSession:
+    """The session of one pool, made again each time it has failed."""
+
+    def __init__(self, card: ModelCard, build: Callable[[], RouterSession]) -> None:
+        """`build` makes a session under an id that no other one has had."""
+        self.pool = card.pool
+        self._model = card.model
+        self._build = build
+        self._session: RouterSession | None = None
+        self._leaving = asyncio.Event()
+        self._failure = ""
+        self._failures = 0
+
+    @property
+    def session(self) -> RouterSession | None:
+        """The session that runs; None while the next start is awaited."""
+        return self._session
+
+    @property
+    def failing(self) -> bool:
+        """The last session has failed, and the one after it does not place yet."""
+        return bool(self._failure) and not self.ready
+
+    @property
+    def ready(self) -> bool:
+        """A session runs and places requests."""
+        return self._session is not None and self._session.ready
+
+    def standing(self) -> dict[str, Any]:
+        """Return how the session stands, for orchestrators."""
+        facts = self._session.standing() if self._session is not None else {"ready": False}
+        return {**facts, "failures": self._failures, **({"failure": self._failure} if self.failing else {})}
+
+    async def run(self) -> None:
+        """Serve until `drain` is through, whatever fails meanwhile."""
+        metrics.SESSION_FAILURES.labels(self.pool)  # 0 from the start, or an alert would not see the first one
+        loop = asyncio.get_running_loop()
+        wait_s = FIRST_WAIT_S
+        while not self._leaving.is_set():
+            began_s = loop.time()
+            try:
+                self._session = self._build()
+                await self._session.run()
+                return
+            except Exception as error:  # whatever it is: all other pools need this process
+                if loop.time() - began_s >= STEADY_S:
+                    wait_s = FIRST_WAIT_S
+                self._note(error, wait_s)
+                await self._leave()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._leaving.wait()
+            except TimeoutError:
+                wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+    async def drain(self, grace_s: float) -> None:
+        """Drain the session, and start none again."""
+        self._leaving.set()
+        if self._session is not None:
+            await self._session.drain(grace_s)
+
+    def _note(self, error: Exception, again_in_s: float) -> None:
+        self._failures += 1
+        self._failure = _in_one_line(error)
+        metrics.SESSION_FAILURES.labels(self.pool).inc()
+        log.error(
+            "session.failed",
+            pool=self.pool,
+            model=self._model,
+            error=self._failure,
+            failures=self._failures,
+            again_in_s=again_in_s,
+            exc_info=error,
+        )
+
+    async def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await session.abandon()
+        except Exception as error:
+            log.warning("session.not_left", pool=self.pool, error=_in_one_line(error))
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return the first error of those that a task group has gathered, with its type."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:300]

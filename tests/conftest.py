@@ -31,8 +31,8 @@ from headrace.jetstream.provision import ensure_topology, remove_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
-from headrace.workers.text.tokens import TokenTable
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
+from headrace.workers.tokens import TokenTable
 from tests.support import examples, hard_limit, passed_before, process_shares
 from tests.support.moved_seeds import MOVED_SEED
 

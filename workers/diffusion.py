@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from msgspec import Meta
 
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import (
     Capabilities,
@@ -31,9 +31,9 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.text.tokens import token_table
+from headrace.workers.kit import EngineSupport, words
+from headrace.workers.tokens import token_table
 
 log = structlog.get_logger()
 

@@ -13,17 +13,44 @@ sequence), or silence, which the runtime's watchdog turns into a fault.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from headrace.broker.messages import Picture, PoolingTask, Sampling, TokenLogprob
+from headrace.broker import torch_tensors
+from headrace.broker.messages.frames import TokenLogprob
+from headrace.broker.messages.requests import Picture, PoolingTask, Sampling
 from headrace.broker.models.cards import MediaSlot
-from headrace.workers.prompt_embeds import StoredTensor
+from headrace.broker.torch_tensors import StoredTensor, TensorUnreadable
+from headrace.workers.errors import RequestInvalid
+
+# Reads tensors of a request (`headrace.broker.torch_tensors`) and refuses invalid ones with the parameter's name.
+
+__all__ = ["StoredTensor", "read_matrix", "read_tensor"]
+
+
+def read_tensor(file: bytes, *, param: str) -> StoredTensor:
+    """Read a dense float tensor as `torch.save` writes it. Raises RequestInvalid naming `param` for anything else."""
+    return _read(torch_tensors.read_tensor, file, param)
+
+
+def read_matrix(file: bytes, *, param: str) -> StoredTensor:
+    """Read a tensor of two dimensions, or of more dimensions with leading ones of size 1. Raises RequestInvalid."""
+    return _read(torch_tensors.read_matrix, file, param)
+
+
+def _read(read: Callable[[bytes], StoredTensor], file: bytes, param: str) -> StoredTensor:
+    try:
+        return read(file)
+    except TensorUnreadable as error:
+        raise RequestInvalid(f"{param}: {error}", param=param) from None
 
 
 class Role(StrEnum):
@@ -380,3 +407,48 @@ class Engine(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """End the engine and every process it started, within `grace_s`."""
+
+
+# Keeps the outputs of engine steps apart when the event loop was late and several steps have arrived in one turn of it.
+#
+# An engine's readers then find more than one output of a sequence. The first output of each sequence belongs to the oldest
+# step, its second one to the next step, and so on: each step is one call of the sink, as if the loop had been in time.
+
+
+class EngineSteps:
+    """The outputs of one turn of the event loop, by step. Used on the event loop only."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._waiting: list[list[Output]] = []
+        self._leaving: deque[list[Output]] = deque()
+        self._taken: dict[str, int] = {}  # sequence → its outputs of this turn
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, output: Output) -> None:
+        """Add an output to its step. The first one of a turn schedules the calls of the sink, at the turn's end."""
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        step = self._taken.get(output.id, 0)
+        self._taken[output.id] = step + 1
+        if step == len(self._waiting):
+            self._waiting.append([])
+        self._waiting[step].append(output)
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Drop the outputs of these sequences, so that none of them reaches the sink any more, in whose call this may be."""
+        for step in chain(self._leaving, self._waiting):
+            step[:] = [output for output in step if output.id not in ids]
+
+    def clear(self) -> None:
+        """Drop all outputs."""
+        for step in chain(self._leaving, self._waiting):
+            step.clear()
+
+    def _flush(self) -> None:
+        self._leaving.extend(self._waiting)
+        self._waiting = []
+        self._taken.clear()
+        while self._leaving:
+            if step := self._leaving.popleft():
+                self._sink(step)

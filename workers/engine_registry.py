@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 from headrace.workers.engine import Engine
-from headrace.workers.engine_support import EngineSupport
 from headrace.workers.errors import EngineStartFailed
+from headrace.workers.kit import EngineSupport
 from headrace.workers.parsing.selection import ParserFamily
 
 NAMES = ("sim", "sglang", "trtllm", "vllm", "diffusion")

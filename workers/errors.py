@@ -10,7 +10,7 @@ HeadraceError
     │   ├── RequestInvalid         the engine rejects the request; `param` names the parameter
     │   ├── AnswerUnreadable       a parser failed on the model's output
     │   ├── AdapterFilesError      an adapter's files are not there, not allowed, or not what they should be
-    │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/nixl/errors.py)
+    │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/nixl/descriptors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
     └── RegistrationRefused        the pool's card contradicts this worker (another block size, say)

@@ -17,44 +17,38 @@ from typing import Any
 import msgspec
 import structlog
 
-from headrace.broker.membership.worker_ids import ANY_WORKER, worker_id
-from headrace.broker.models.card_signature import read_card_key
+from headrace.broker.membership.members import ANY_WORKER, worker_id
+from headrace.broker.models.cards import read_card_key
 from headrace.broker.part_state import PartState
-from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts
+from headrace.broker.spill import ResultObjects
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
+from headrace.jetstream.errors import address_of_route
 from headrace.jetstream.provision import bucket_copies, ensure_topology
-from headrace.jetstream.route import address_of_route
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
-from headrace.workers.adapter_files.cache import AdapterCache, AdapterFolder, default_cache
-from headrace.workers.adapter_files.files import AdapterFiles, AdapterLimits, open_engine_adapters
-from headrace.workers.adapter_files.source import AllowedSources
+from headrace.workers.adapter_cache import AdapterCache, AdapterFolder, default_cache
+from headrace.workers.adapter_files import AdapterFiles, AdapterLimits, open_engine_adapters
+from headrace.workers.adapter_source import AllowedSources
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.card_keeper import CardKeeper
+from headrace.workers.detokenize import first_token
 from headrace.workers.encoding.server import EncodeServer
 from headrace.workers.encoding.wiring import NixlPart, embedding_source, encode_server, lent_memory, make_store, record_reader
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
-from headrace.workers.follower import follow
-from headrace.workers.handover.wiring import Handovers, create_prefill_side
-from headrace.workers.health.canary import Canary
-from headrace.workers.health.probe import EngineProbe
-from headrace.workers.health.warmup import warm_up
-from headrace.workers.kv.cache_events import create_cache_events
 from headrace.workers.kv.feed import KvFeed
-from headrace.workers.models.chat_template import read_template
-from headrace.workers.models.served_name import served_name
-from headrace.workers.operating.health import WorkerHealth, parallel_facts
-from headrace.workers.operating.operations import EngineOperator, SetLogLevel
+from headrace.workers.kv.publisher import create_cache_events
+from headrace.workers.model_files import read_template, served_name
+from headrace.workers.operations import EngineOperator, SetLogLevel, WorkerHealth, parallel_facts
 from headrace.workers.parsing.selection import ParserChoice, ParserFamily, choose
+from headrace.workers.probes import Canary, EngineProbe, warm_up
 from headrace.workers.registration import (
+    CardKeeper,
     build_card,
     build_member,
     read_card_files,
@@ -63,13 +57,37 @@ from headrace.workers.registration import (
     register_card,
     with_longest_context,
 )
-from headrace.workers.runtime.engine_adapters import EngineAdapters
-from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.runtime.handover import Handovers, create_prefill_side
+from headrace.workers.runtime.runtime import EngineAdapters, Runtime
 from headrace.workers.settings import WorkerSettings
-from headrace.workers.text.first_token import first_token
-from headrace.workers.text.tokens import token_table
+from headrace.workers.tokens import token_table
+
+# Runs the worker of a node that computes a part of an engine of several nodes, which the worker of its first node serves.
+#
+# It is registered nowhere and takes no requests. It serves the metrics of its part, and ends when its part does: the parts of
+# an engine start and end together, and whatever started it starts it again for the next one.
 
 log = structlog.get_logger()
+
+
+async def follow(engine: Engine, info: EngineInfo) -> None:
+    """Wait until a stop signal comes. Raises EngineDead when the engine ends before that."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(engine.died())
+    log.info("worker.follows", engine=info.engine, meaning="requests go to the first node of this engine")
+    try:
+        await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            raise EngineDead(dying.result())
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        for task in (stopping, dying):
+            task.cancel()
+
 
 ENGINE_STOP_GRACE_S = 10.0
 Part = KvFeed | Handovers | CardKeeper | Canary | WorkerHealth | EncodeServer | NixlPart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from headrace.base.metrics import Counter, Gauge, Histogram
-from headrace.broker.bounded_label import BoundedLabel
+from headrace.broker.metrics import BoundedLabel
 
 TOKENS = Counter("headrace_worker_tokens_total", "Tokens of finished choices", ["kind"])
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")

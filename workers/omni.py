@@ -19,7 +19,6 @@ from typing import Any
 import structlog
 
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import (
     Capabilities,
     EngineConfig,
@@ -34,12 +33,12 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.health.process_guard import ProcessTree
-from headrace.workers.text.tokens import token_table
+from headrace.workers.kit import EngineSupport, refuse_undeclared, words
+from headrace.workers.process_guard import ProcessTree
+from headrace.workers.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.core_death import CoreDeath
+from headrace.workers.vllm.convert import CoreDeath
 from headrace.workers.vllm.settings import prepare_environment
 
 ABILITIES = Capabilities(resume_repetition=True, logprobs=True, prompt_logprobs=True, guided=convert.GUIDED, cache_salt=True)

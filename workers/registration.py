@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import time
@@ -14,20 +16,37 @@ from typing import Any
 import msgspec
 import structlog
 
+from headrace.base.errors import HeadraceError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.membership.local_processes import machine_id
-from headrace.broker.messages import WorkerMember
+from headrace.broker.membership.members import machine_id
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.card_store import pool_workers
-from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.cards import ModelCard, readable_card
 from headrace.broker.models.directory import publish_card
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects, pool_id
+from headrace.jetstream.topology import Topology
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
-from headrace.workers.process_age import process_age_s
 from headrace.workers.settings import WorkerSettings
+
+# Tells how long ago this process was started.
+
+_START_TIME = 19  # in clock ticks since the boot: field 22 of proc(5), counted from the one behind the name
+
+
+def process_age_s(stat: Path = Path("/proc/self/stat")) -> float:
+    """Return the age of this process in seconds, the imports included; 0.0 where the kernel does not tell."""
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+        ticks = int(fields[_START_TIME])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+    return max(age_s, 0.0)
+
 
 log = structlog.get_logger()
 
@@ -227,3 +246,42 @@ def build_member(
         tool_parser=card.tool_parser,
         reasoning_parser=card.reasoning_parser,
     )
+
+
+# Stores the model's card again when the broker has lost it, because without the card the model is not discoverable.
+
+CHECK_S = 5.0  # seconds between two checks
+
+
+class CardKeeper:
+    """Checks the card while the session runs. Cards of served models do not expire, so a missing one was lost."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes], *, key: bytes = b""
+    ) -> None:
+        """`key` signs the card, which is also stored again when another process has stored one without it."""
+        self._key = key
+        self._messaging = messaging
+        self._subjects = subjects
+        self._card = card
+        self._files = files
+        self._cards = messaging.bucket(subjects.bucket("models"))
+        stores = Topology(subjects).object_stores()
+        self._file_stream = next(spec for spec in stores if spec.name == subjects.bucket("models")).stream().name
+
+    async def run(self) -> None:
+        """Check periodically until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                if await self._is_lost():
+                    await register_card(self._messaging, self._subjects, self._card, self._files, key=self._key)
+                    log.warning("card.stored_again", pool=self._card.pool)
+            except HeadraceError as error:  # The next check is soon enough.
+                log.debug("card.not_seen", pool=self._card.pool, error=str(error))
+
+    async def _is_lost(self) -> bool:
+        entry = await self._cards.get(self._card.pool)
+        if entry is None or (self._key and readable_card(entry.key, entry.value, signed_with=self._key) is None):
+            return True
+        return bool(self._files) and not (await self._messaging.stream_state(self._file_stream)).messages

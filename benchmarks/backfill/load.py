@@ -23,8 +23,7 @@ import structlog
 from benchmarks.backfill.world import Served, World
 from benchmarks.disagg.node import Request
 from headrace.broker.blocks import block_chain
-from headrace.router.placement.fairness.settings import FairnessSettings
-from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
+from headrace.router.placement.settings import AdmissionSettings, FairnessSettings, SchedulerSettings
 from headrace.workers.sim.settings import SimSettings
 
 BLOCK = 64

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.disagg.news import News
-from headrace.broker.messages import LoadReport
+from headrace.broker.messages.events import LoadReport
 
 
 class Reports(News):

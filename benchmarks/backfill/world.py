@@ -14,7 +14,8 @@ from benchmarks.backfill.reports import Reports
 from benchmarks.disagg.news import News
 from benchmarks.disagg.node import Node, Request
 from benchmarks.pool_world import PoolWorld
-from headrace.broker.messages import Envelope, EventKind, JobEvent, Sampling
+from headrace.broker.messages.events import EventKind, JobEvent
+from headrace.broker.messages.requests import Envelope, Sampling
 from headrace.broker.protocol.preemption import choose, may_yield
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import SessionSettings
@@ -24,8 +25,7 @@ from headrace.router.placement.types import Placement, Waiting
 from headrace.router.settings import SessionOptions
 from headrace.workers.engine import Output, Role
 from headrace.workers.engine import Sequence as EngineSequence
-from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.settings import SequenceFaults, SimSettings
 
 PLACE_S = 0.003  # placement → the worker has it
 EVENT_S = 0.001

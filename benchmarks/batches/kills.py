@@ -27,8 +27,8 @@ import openai
 
 from benchmarks.batches.lines import ENDS, engine_of
 from benchmarks.deployment import Deployment
-from headrace.tools.serve_bench.processes import processes_of
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.tools.bench.serve import processes_of
+from headrace.workers.sim.tokens import expected_text
 
 PATH = "/v1/completions"
 TOKENS = 4

@@ -26,7 +26,7 @@ import openai
 
 from benchmarks.deployment import Deployment
 from benchmarks.serving import parts_of
-from headrace.tools.serve_bench.processes import Usage, usage
+from headrace.tools.bench.serve import Usage, usage
 
 MIB = 1024 * 1024
 PATH = "/v1/chat/completions"

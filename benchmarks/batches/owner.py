@@ -22,16 +22,14 @@ import msgspec
 import structlog
 
 from headrace.broker.batches.batch_run import BatchParts, BatchRun
-from headrace.broker.batches.fan_out import FanOut
+from headrace.broker.batches.fan_out import FanOut, ScratchSpace
 from headrace.broker.batches.record import BatchRecord, new_batch_id
-from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.store import BatchStore
-from headrace.broker.batches.stored_files import StoredFiles
+from headrace.broker.batches.store import BatchStore, StoredFiles
 from headrace.broker.batches.validation import InputLimits
-from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.results import ResultStore
 from headrace.broker.files.store import FileDraft, FileStore
-from headrace.broker.messages import JobResult, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.ports import Delivery

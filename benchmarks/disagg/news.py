@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.disagg.node import Node
 from benchmarks.virtual_clock import VirtualClock
-from headrace.broker.messages import LoadReport
+from headrace.broker.messages.events import LoadReport
 from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.workers.engine import KvEvent

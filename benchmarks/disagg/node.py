@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.broker.messages import PrefillDecision
-from headrace.broker.prefill.budget import TokenBudget
+from headrace.broker.messages.requests import PrefillDecision
+from headrace.broker.prefill_server import TokenBudget
 from headrace.router.placement.types import WorkerInfo
 from headrace.workers.engine import Role
-from headrace.workers.sim.answers.tokens import bundled_vocabulary
-from headrace.workers.sim.fabric_member import FabricMember
+from headrace.workers.sim.control import FabricMember
+from headrace.workers.sim.fabric import HandoverWire, LocalFabric
 from headrace.workers.sim.scheduler import SimScheduler, block_manager
 from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.fabric import LocalFabric
-from headrace.workers.sim.transfer.handover_state import HandoverWire
+from headrace.workers.sim.tokens import bundled_vocabulary
 
 
 @dataclass(slots=True)

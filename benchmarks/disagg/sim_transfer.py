@@ -25,11 +25,11 @@ from typing import Any
 import structlog
 
 from benchmarks.engines.nixl_transfer import Bare
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
 from headrace.workers.nixl.driver import Driver
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.transfer.nixl_fabric import NixlFabric
+from headrace.workers.sim.nixl_fabric import NixlFabric
 
 TOKENS = 4  # per block
 CASES = [(1 << 20, 64), (4 << 20, 32)]  # block bytes, blocks handed over

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
+from headrace.workers import bundled_model
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
-from headrace.workers.models import bundled_model
 from tests.engines.support.remote import RemoteEngine
 
 ROOT = Path(__file__).parents[2]

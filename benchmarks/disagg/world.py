@@ -17,14 +17,14 @@ from benchmarks.disagg.news import EVENT_S
 from benchmarks.disagg.node import Node, Request, Served
 from benchmarks.pool_world import PoolWorld
 from headrace.broker.codec import parse_prefill_header, prefill_header
-from headrace.broker.messages import EventKind, JobEvent, Sampling
+from headrace.broker.messages.events import EventKind, JobEvent
+from headrace.broker.messages.requests import Sampling
 from headrace.broker.protocol.run import BATCH_LATER
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Waiting
 from headrace.workers.engine import Handover, Output, Role
 from headrace.workers.engine import Sequence as EngineSequence
-from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.settings import SequenceFaults, SimSettings
 
 PLACE_S = 0.003  # placement → the worker has claimed it
 JOB_S = 0.004  # prefill job published → a prefill worker has it

@@ -26,7 +26,7 @@ import uvloop
 from benchmarks.client import Outcome, Workload, run_workload
 from benchmarks.deployment import Deployment
 from benchmarks.engines.own_servers import ENGINES, START_S, own_server
-from headrace.up.frontend_probe import choose_port
+from headrace.up.parts import choose_port
 
 NAME = "small"
 WORKLOADS = (

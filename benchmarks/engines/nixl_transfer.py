@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 
 from headrace.workers.nixl.agent import Agent
-from headrace.workers.nixl.arena import Arena
+from headrace.workers.nixl.descriptors import Arena
 from headrace.workers.nixl.driver import Driver, bindings
 
 Ranges = list[tuple[int, int, int]]

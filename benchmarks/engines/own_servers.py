@@ -25,7 +25,7 @@ from typing import Any
 from headrace.workers.engine import EngineConfig
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":  # one of SGLang's processes, which import this main module again
-    from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+    from headrace.workers.sglang.cpu_plugin import stand_in
 
     stand_in()
 
@@ -109,10 +109,10 @@ def flags(given: Mapping[str, Any]) -> list[str]:
 def _run_sglang(config: EngineConfig, port: int) -> None:
     import torch
 
-    from headrace.workers.plain_types import json_as_text
+    from headrace.workers.kit import json_as_text
     from headrace.workers.sglang import settings
-    from headrace.workers.sglang.argument_check import sglang_settings
-    from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+    from headrace.workers.sglang.cpu_plugin import stand_in
+    from headrace.workers.sglang.settings import sglang_settings
 
     config = replace(config, args=json_as_text(config.args, sglang_settings()))
     cpu = settings.computes_on_cpu(config.args, gpu=torch.cuda.is_available())

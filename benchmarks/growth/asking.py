@@ -17,9 +17,8 @@ from collections.abc import Iterator
 
 import uvloop
 
-from headrace.tools.serve_bench.connection import Outcome
-from headrace.tools.serve_bench.load import Target, bodies, run_closed
-from headrace.tools.serve_bench.processes import usage
+from headrace.tools.bench.load import Outcome, Target, bodies, run_closed
+from headrace.tools.bench.serve import usage
 
 WORDS = 32
 GRACE_S = 30.0

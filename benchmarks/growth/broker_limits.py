@@ -16,7 +16,7 @@ from benchmarks.growth.clients import running
 from benchmarks.growth.raw_client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.settings import ServerSettings
-from headrace.tools.serve_bench.processes import usage
+from headrace.tools.bench.serve import usage
 
 CONNECTED_S = 20.0
 OVERTIME_S = 20.0

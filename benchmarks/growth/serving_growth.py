@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.deployment import Deployment
 from benchmarks.growth.clients import Client, run, running
-from headrace.tools.serve_bench.processes import Usage, processes_of, usage
+from headrace.tools.bench.serve import Usage, processes_of, usage
 
 PORT = 18300
 KINDS = ("frontend", "router", "worker", "nats-server", "up")

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from benchmarks.ingress.cost import TEMPLATE, FakeIngress, Models, Served, tokenizer
 from headrace.broker.models.cards import MediaSlot, ModelCard
 from headrace.frontend.app import build_frontend
-from headrace.frontend.http.malloc import return_large
+from headrace.frontend.http.loop import return_large
 from headrace.frontend.server import quiet_gc, share_evenly
 from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings

@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from benchmarks.profiling import parse_and_run
 from headrace.broker.errors import UnknownModel
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Row
+from headrace.broker.messages.frames import Finish, Row
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.app import build_frontend
 from headrace.frontend.http.connections import Connections

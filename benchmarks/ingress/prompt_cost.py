@@ -29,8 +29,7 @@ import uvloop
 from headrace.broker.codec import unpack_u32
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.prompts.model_cache import LoadedModel
-from headrace.frontend.prompts.prompt_cache import PromptCache
-from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptCache, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate
 
 ASSETS = Path(__file__).parents[2] / "workers" / "assets" / "smollm2"

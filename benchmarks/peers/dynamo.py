@@ -32,8 +32,8 @@ import uvloop
 from benchmarks.deployment import Deployment
 from benchmarks.serving import parts_of
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.tools.serve_bench.load import Target, bodies, run_closed
-from headrace.tools.serve_bench.processes import usage
+from headrace.tools.bench.load import Target, bodies, run_closed
+from headrace.tools.bench.serve import usage
 
 LEVELS = ((1, 200, 16), (64, 2000, 16), (64, 600, 128))  # streams, requests, tokens
 HEADRACE_PORT, DYNAMO_PORT, NATS_PORT = 18930, 18931, 18932

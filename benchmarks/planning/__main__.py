@@ -19,14 +19,12 @@ import structlog
 from benchmarks.planning.clairvoyant import Clairvoyant
 from benchmarks.planning.dynamo_rules import Predictor, PublishedRules
 from benchmarks.planning.traffic import read, stretched, waves
-from headrace.config.planner_settings import PlannerSettings
-from headrace.planner.actions import Action
-from headrace.planner.capacity import Targets
-from headrace.planner.observation import Observation
+from headrace.config.options import PlannerSettings
+from headrace.planner.capacity import Speed, Targets
+from headrace.planner.observe import Observation
+from headrace.planner.plan import Action
 from headrace.planner.pool_planner import PoolPlanner
-from headrace.planner.replay.engines import Request
-from headrace.planner.replay.world import Outcome, World, WorldSettings
-from headrace.planner.speed_curve import Speed
+from headrace.planner.replay import Outcome, Request, World, WorldSettings
 
 FAST = Speed()  # 10,000 prompt tokens/s
 SLOW = Speed(base_s=0.1, prefill_s=8e-4, decode_s=8e-4, context_s=4e-8)  # fewer steps to simulate

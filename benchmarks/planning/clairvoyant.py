@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from math import ceil
 
 from benchmarks.planning.traffic import rates
-from headrace.planner.actions import Action
-from headrace.planner.capacity import Capacity, Shape, Targets, aggregated_capacity, workers_for
-from headrace.planner.observation import Observation
-from headrace.planner.redistribution import victims
-from headrace.planner.replay.engines import Request
-from headrace.planner.speed_curve import Speed
+from headrace.planner.capacity import Capacity, Shape, Speed, Targets, aggregated_capacity, workers_for
+from headrace.planner.observe import Observation
+from headrace.planner.plan import Action, victims
+from headrace.planner.replay import Request
 
 LONG = 0.95
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from math import ceil
 from typing import Literal
 
-from headrace.planner.actions import Action
-from headrace.planner.forecasters import Forecaster, LastValue, LocalTrend
-from headrace.planner.observation import Observation, WorkerSight
-from headrace.planner.redistribution import victims
-from headrace.planner.speed_curve import Speed
+from headrace.planner.capacity import Speed
+from headrace.planner.forecast import Forecaster, LastValue, LocalTrend
+from headrace.planner.observe import Observation, WorkerSight
+from headrace.planner.plan import Action, victims
 
 THROUGHPUT_S = 180.0
 LOAD_S = 5.0

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from math import pi, sin
 from pathlib import Path
 
-from headrace.planner.replay.engines import Request
-from headrace.planner.replay.recorded_requests import from_start, read_trace
+from headrace.planner.replay import Request, from_start, read_trace
 
 BLOCK = 512  # tokens of a block of Mooncake's traces
 

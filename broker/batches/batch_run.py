@@ -8,36 +8,151 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from headrace.broker.batches import metrics
-from headrace.broker.batches.bounded_concurrency import for_each
-from headrace.broker.batches.errors import BatchUnknown, InputGone, InputInvalid
-from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.input_copies import InputCopy
-from headrace.broker.batches.lines import closed_line, custom_id_of, large_line
-from headrace.broker.batches.plan import VERSION, LinePlan
-from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, LineResults
-from headrace.broker.batches.progress import LineProgress
-from headrace.broker.batches.quota import check_quota
-from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
-from headrace.broker.batches.results.result_files import ResultFiles, new_try, pages
-from headrace.broker.batches.results.result_poller import PAGE, ResultPoller
-from headrace.broker.batches.results.seen_results import SeenResults
-from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.fan_out import FanOut, InputCopy, ScratchSpace
+from headrace.broker.batches.record import (
+    BatchQuotaExceeded,
+    BatchRateExceeded,
+    BatchRecord,
+    BatchStatus,
+    BatchUnknown,
+    InputGone,
+    InputInvalid,
+    LineCounts,
+    LineError,
+    LineProgress,
+    NoticeState,
+    closed_line,
+    closing,
+    custom_id_of,
+    end_of,
+    large_line,
+    line_name,
+    move,
+    overdue,
+)
+from headrace.broker.batches.results import POLLED_PAGE as PAGE
+from headrace.broker.batches.results import ResultFiles, ResultPoller, SeenResults, new_try, pages
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.states import closing, end_of, move, overdue
-from headrace.broker.batches.store import BatchStore, StoredBatch
-from headrace.broker.batches.validation import InputLimits, validate
-from headrace.broker.batches.window_shares import lines_out, shares
+from headrace.broker.batches.store import BatchFiles, BatchStore, EndNotice, JobStopper, LineResults, StoredBatch
+from headrace.broker.batches.validation import VERSION, InputLimits, LinePlan, validate
 from headrace.broker.errors import BrokerError
-from headrace.broker.messages import JobResult
+from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
+
+# Checks what a tenant may have queued in batches. Batches that are validated at the same moment may exceed it together.
+
+HOUR_S = 3600.0
+
+
+def check_batches(tenant: str, others: Iterable[BatchRecord], settings: BatchSettings) -> None:
+    """Check that a tenant may have one more batch. Raises BatchQuotaExceeded."""
+    count = sum(1 for record in others if record.tenant == tenant and not record.final)
+    if count >= settings.tenant_batches:
+        raise BatchQuotaExceeded(f"{count} batches have not ended; the limit is {settings.tenant_batches}")
+
+
+def check_rate(tenant: str, others: Iterable[BatchRecord], settings: BatchSettings, now: float) -> None:
+    """Check that a tenant may create one more batch in this hour, whatever became of the others. Raises BatchRateExceeded."""
+    most = settings.tenant_batches_per_hour
+    recent = sorted(record.created for record in others if record.tenant == tenant and record.created > now - HOUR_S)
+    if len(recent) >= most:
+        raise BatchRateExceeded(
+            f"{len(recent)} batches were created in the last hour; the limit is {most}",
+            retry_after_s=max(1.0, recent[-most] + HOUR_S - now),
+        )
+
+
+def check_quota(record: BatchRecord, plan: LinePlan, others: Iterable[BatchRecord], settings: BatchSettings) -> None:
+    """Check that a batch fits beside the other ones of its tenant. Raises InputInvalid."""
+    mine = [other for other in others if other.tenant == record.tenant and other.id != record.id]
+    lines = sum(other.queued for other in mine)
+    if lines + len(plan) > settings.tenant_lines:
+        raise _over("queued_lines_exceeded", "lines", lines, len(plan), settings.tenant_lines)
+    tokens, most = sum(other.queued_tokens for other in mine), settings.tenant_prompt_tokens
+    if most and tokens + plan.prompt_tokens > most:
+        raise _over("token_limit_exceeded", "prompt tokens", tokens, plan.prompt_tokens, most)
+
+
+def _over(code: str, what: str, queued: int, more: int, most: int) -> InputInvalid:
+    message = (
+        f"The batch has {more} {what}, and {queued} are queued in other batches; the limit is {most}. "
+        "Try again once some of them have ended."
+    )
+    return InputInvalid([LineError(code=code, message=message)])
+
+
+# Does the same for many items, so many at a time.
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
+    """Await `work` for each item. The first exception cancels the others, and is raised as it is, not in a group."""
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(some())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+# Divides the lines that may wait for a model among its batches, by how urgent they are: the least slack first.
+
+LEAST_LEFT_S = 30.0  # time that a batch near its end still counts with
+LINES_PER_SLOT = 4  # of the workers that serve the model: twice what carriers hold, so that none runs dry between two looks
+LEAST_OUT = 32
+FLOOR = 0.1  # the part of the window that is divided evenly, so that no batch waits for the end of another
+
+
+def lines_out(slots: int, most: int) -> int:
+    """Return how many lines of a model may be out at a time, by the slots of its workers.
+
+    Lines that are out are delivered in the order in which they were stored, so one that is due soon waits for all before it.
+    """
+    return min(most, max(LEAST_OUT, LINES_PER_SLOT * slots))
+
+
+def shares(records: Iterable[BatchRecord], window: int, now: float) -> dict[str, int]:
+    """Return how many lines of each batch may be published and without a result.
+
+    `records` are the batches in progress of one model, on all frontends. Each gets at least one line and at most those that
+    are open. The urgency of a batch is the rate that it needs: its open lines per second until its end.
+    """
+    waiting = sorted((r for r in records if r.counts.open > 0), key=lambda r: (r.expires_at, r.created, r.id))
+    if not waiting:
+        return {}
+    need = {r.id: r.counts.open / max(LEAST_LEFT_S, r.expires_at - now) for r in waiting}
+    room = {r.id: r.counts.open for r in waiting}
+    even = max(1, int(window * FLOOR / len(waiting)))
+    given = {r.id: min(even, room[r.id]) for r in waiting}
+    left = window - sum(given.values())
+    while left > 0 and (hungry := [r for r in waiting if given[r.id] < room[r.id]]):
+        total = sum(need[r.id] for r in hungry)
+        before = left
+        for r in hungry:
+            more = min(int(before * need[r.id] / total), room[r.id] - given[r.id], left)
+            given[r.id] += more
+            left -= more
+        if left == before:  # less than one line for each: the first ones get them
+            for r in hungry[:left]:
+                given[r.id] += 1
+                left -= 1
+    return given
+
 
 log = structlog.get_logger()
 

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import time
 from collections.abc import Callable
 
 import msgspec
 import structlog
 
-from headrace.broker.batches.errors import InputUnfit
-from headrace.broker.batches.ports import BatchFiles
-from headrace.broker.batches.quota import check_batches, check_rate
-from headrace.broker.batches.record import NOBODY, BatchRecord, new_batch_id
+from headrace.broker.batches import metrics
+from headrace.broker.batches.batch_run import BatchParts, BatchRun, check_batches, check_rate
+from headrace.broker.batches.record import NOBODY, BatchRecord, BatchUnknown, InputUnfit, move, new_batch_id
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.states import move
-from headrace.broker.batches.store import BatchStore
-from headrace.broker.batches.windows import window_s
-from headrace.jetstream.errors import RevisionConflict
+from headrace.broker.batches.store import BatchFiles, BatchStore, BatchView, Leases
+from headrace.broker.dead_letters import note_failure
+from headrace.jetstream.errors import JetStreamError, RevisionConflict, SubjectError
+from headrace.jetstream.tasks import TaskScope
+from headrace.jetstream.topology import LONGEST_DEADLINE_S
+
+# Reads completion windows: OpenAI's `24h`, and others from a minute to seven days, such as `30m`, `2h` and `7d`.
+
+SHORTEST_S = 60
+
+_FORM = re.compile(r"([0-9]{1,6})([smhd])\Z")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def window_s(value: str) -> int:
+    """Return a completion window in seconds. Raises ValueError naming it."""
+    form = _FORM.match(value)
+    length = int(form[1]) * _UNITS[form[2]] if form else 0
+    if not SHORTEST_S <= length <= LONGEST_DEADLINE_S:
+        raise ValueError(f"completion_window is {value[:40]!r}; it can be 24h, or a number of s, m, h or d from 1m to 7d")
+    return length
+
 
 log = structlog.get_logger()
 
@@ -115,3 +134,127 @@ class Batches:
             except RevisionConflict:
                 await asyncio.sleep(PAUSE_S * attempt)
         raise RevisionConflict(f"batch {batch_id} was changed by its owner {CANCEL_TRIES} times meanwhile")
+
+
+# Carries on the batches that this process owns, and takes over those whose owner is gone.
+
+ROUND_S = 0.5
+GIVE_UP_TRIES = 8  # of one batch, whose record a client may change meanwhile
+
+
+class BatchOwner:
+    """Starts and stops the runs of batches in this process, while `run` is running."""
+
+    def __init__(self, parts: BatchParts, view: BatchView, leases: Leases, *, me: str) -> None:
+        self._parts = parts
+        self._view = view
+        self._leases = leases
+        self._me = me
+        self._tasks = TaskScope()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._draining = False
+        self._taking: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Carry batches on until cancelled."""
+        async with self._tasks:
+            self._tasks.spawn(self._view.run())
+            self._taking = self._tasks.spawn(self._rounds())
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more batches, and give up those that are carried here: others need not wait for the end of the lease."""
+        self._draining = True
+        self._view.wake()
+        try:
+            async with asyncio.timeout(grace_s):
+                if self._taking is not None:
+                    await asyncio.wait([self._taking])
+                if runs := dict(self._runs):
+                    self._forget()
+                    await asyncio.wait(runs.values())
+                for record in list(self._view.records()):
+                    if record.owner == self._me or record.id in runs:
+                        await self._give_up(record)
+        except TimeoutError:
+            log.warning("batch.not_given_up", error=f"not done within {grace_s:g} s")
+        metrics.CARRIED.set(0)
+
+    async def _give_up(self, seen: BatchRecord) -> None:
+        """Leave a batch to the first frontend that takes it. One that cannot be given up waits for the end of the lease."""
+        for _ in range(GIVE_UP_TRIES):
+            try:
+                stored = await self._parts.store.read(seen.tenant, seen.id)
+                if stored.record.owner != self._me or not _needs_owner(stored.record):
+                    return
+                await self._parts.store.replace(stored, msgspec.structs.replace(stored.record, owner=NOBODY))
+            except RevisionConflict:
+                continue
+            except (JetStreamError, BatchUnknown) as error:
+                log.info("batch.not_given_up", batch=seen.id, error=str(error))
+                return
+            metrics.GIVEN_UP.inc()
+            log.info("batch.given_up", batch=seen.id, status=stored.record.status)
+            return
+
+    async def _rounds(self) -> None:
+        while not self._draining:
+            if self._leases.held:
+                for record in list(self._view.records()):
+                    if _needs_owner(record) and record.id not in self._runs and not self._draining:
+                        try:
+                            await self._begin(record)
+                        except Exception as error:  # one record must end neither the frontend nor the round
+                            note_failure("batch", error, batch=record.id)
+            else:
+                self._forget()
+            metrics.CARRIED.set(len(self._runs))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._view.changed(), ROUND_S)
+
+    async def _begin(self, record: BatchRecord) -> None:
+        """Carry a batch on if it is this process's, or its owner is gone or has given it up."""
+        if record.owner != self._me:
+            if record.owner != NOBODY and not await self._is_gone(record.owner):
+                return
+            if not await self._take(record):
+                return
+        batch_id = record.id
+        run = BatchRun(self._parts, record.tenant, batch_id, self._me).run()
+        task = self._tasks.spawn_guarded(run, lambda error: note_failure("batch", error, batch=batch_id))
+        self._runs[batch_id] = task
+        task.add_done_callback(lambda done: self._ended(batch_id, done))
+
+    async def _is_gone(self, owner: str) -> bool:
+        try:
+            return not self._leases.ingress_live(owner) and await self._leases.ingress_gone(owner)
+        except SubjectError:  # no process can have that name
+            return True
+
+    async def _take(self, seen: BatchRecord) -> bool:
+        """Become the owner of a batch whose owner is gone. Returns False if another process was first."""
+        try:
+            stored = await self._parts.store.read(seen.tenant, seen.id)
+            if stored.record.owner != seen.owner or not _needs_owner(stored.record):
+                return False
+            await self._parts.store.replace(stored, msgspec.structs.replace(stored.record, owner=self._me))
+        except (RevisionConflict, BatchUnknown):
+            return False
+        except JetStreamError as error:
+            log.info("batch.not_taken", batch=seen.id, error=str(error))
+            return False
+        metrics.TAKEN.inc()
+        log.warning("batch.taken", batch=seen.id, owner=seen.owner, status=stored.record.status)
+        return True
+
+    def _forget(self) -> None:
+        """Stop all runs, because the lease has lapsed: other processes may own the batches now."""
+        for task in self._runs.values():
+            task.cancel()
+
+    def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
+        if self._runs.get(batch_id) is task:
+            del self._runs[batch_id]
+
+
+def _needs_owner(record: BatchRecord) -> bool:
+    return not record.final or record.notice == "due"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.batches.errors import BatchUnknown
-from headrace.broker.batches.record import BatchRecord, is_batch_id
-from headrace.broker.batches.states import Closing, closing
+from headrace.broker.batches.record import BatchRecord, BatchUnknown, Closing, InputGone, closing, is_batch_id
 from headrace.broker.codec import NOT_DECODED
+from headrace.broker.files.errors import FileUnknown
+from headrace.broker.files.store import FileDraft, FileStore
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.errors import RequestTimeout, SubjectError
 from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects, check_token
@@ -132,3 +134,115 @@ def batch_key(tenant: str, batch_id: str) -> str:
 
 
 _record = msgspec.json.Decoder(BatchRecord)
+
+
+# Ports of batches: files, results of lines, cancellation, leases, and the notice of a batch's end.
+
+
+class InputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a stored file that matter to a batch."""
+
+    size: int
+    purpose: str
+
+
+class BatchFiles(Protocol):
+    """Files of tenants. All methods raise InputGone for a file that the tenant does not have, and JetStreamError."""
+
+    async def facts(self, tenant: str, file_id: str) -> InputFile:
+        """Return the facts of a file."""
+
+    def read(self, tenant: str, file_id: str, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file, or of a part of it."""
+
+    async def write(self, record: BatchRecord, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> None:
+        """Store a file of results under this id."""
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Delete a file; an absent one is fine."""
+
+
+class LineResults(Protocol):
+    """Results of jobs (`headrace.broker.durable.results.ResultStore`). All methods raise JetStreamError."""
+
+    async def get_many(self, tenant: str, tokens: Sequence[str]) -> Mapping[str, JobResult]:
+        """Return the results that are seen, by the tokens of their jobs."""
+
+    async def commit(self, tenant: str, token: str, result: JobResult) -> JobResult:
+        """Write a result unless there is one. Returns the one that stands, which was seen."""
+
+    async def response(self, result: JobResult) -> ResultResponse | None:
+        """Return the response of a result, read from its object if it is large; None where there is none."""
+
+
+class JobStopper(Protocol):
+    """Stops jobs whose results are written already."""
+
+    async def stop(self, record: BatchRecord, names: Sequence[str]) -> None:
+        """Tell carriers and workers to stop the jobs of these ids. It may be lost: carriers look at the ends of their jobs."""
+
+
+class Leases(Protocol):
+    """Leases of ingresses, one's own included."""
+
+    @property
+    def held(self) -> bool:
+        """True while the lease of this process is held."""
+
+    def ingress_live(self, ingress: str) -> bool:
+        """Return True if the ingress holds a lease, as last reported."""
+
+    async def ingress_gone(self, ingress: str) -> bool:
+        """Return True if the ingress is gone, by a fresh read; False while that cannot be known."""
+
+
+class EndNotice(Protocol):
+    """Tells the operator's webhook of the ends of batches."""
+
+    async def send(self, record: BatchRecord) -> bool:
+        """Send the event of a batch's end once. Returns True if it was taken."""
+
+
+# Reads input files and writes result files of batches in the store of files.
+
+PURPOSE = "batch_output"
+
+
+class StoredFiles:
+    """The files of batches, over the store of all files."""
+
+    def __init__(self, store: FileStore, *, output_ttl_s: float | None = None) -> None:
+        """`output_ttl_s`: the life of result files whose batch names none."""
+        self._store = store
+        self._output_ttl_s = output_ttl_s
+
+    async def facts(self, tenant: str, file_id: str) -> InputFile:
+        try:
+            record = await self._store.get(file_id, tenant)
+        except FileUnknown as error:
+            raise InputGone(str(error)) from None
+        return InputFile(size=record.bytes, purpose=record.purpose)
+
+    async def read(self, tenant: str, file_id: str, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        try:
+            record = await self._store.get(file_id, tenant)
+            async for chunk in self._store.read(record, offset=offset, length=length):
+                yield chunk
+        except FileUnknown as error:
+            raise InputGone(str(error)) from None
+
+    async def write(self, record: BatchRecord, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> None:
+        life_s = record.output_expires_s or self._output_ttl_s
+        draft = FileDraft(
+            tenant=record.tenant,
+            filename=filename,
+            purpose=PURPOSE,
+            life_s=int(life_s) if life_s is not None else None,
+            origin=record.id,
+            file_id=file_id,
+        )
+        await self._store.create(draft, chunks)
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        with contextlib.suppress(FileUnknown):
+            await self._store.delete(file_id, tenant)

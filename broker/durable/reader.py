@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from headrace.broker.codec import decode
 from headrace.broker.durable.errors import StreamIncomplete
-from headrace.broker.durable.result_store import decode_result
+from headrace.broker.durable.results import decode_result
 from headrace.broker.errors import WireError
-from headrace.broker.messages import JobResult, StreamEntry
+from headrace.broker.messages.durable import JobResult, StreamEntry
 from headrace.jetstream.errors import StreamTrimmed
 from headrace.jetstream.ports import Follow, Messaging
 from headrace.jetstream.subjects import Subjects

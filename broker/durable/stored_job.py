@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
 from headrace.broker.codec import NOT_DECODED, decode
 from headrace.broker.durable.errors import JobMalformed
 from headrace.broker.durable.names import JobRef, check_name, job_id, job_token
-from headrace.broker.errors import WireError
-from headrace.broker.messages import (
+from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge, WireError
+from headrace.broker.jobs import Job
+from headrace.broker.messages.durable import (
     HEADER_BATCH,
     HEADER_CLASS,
     HEADER_CUSTOM_ID,
@@ -21,8 +23,15 @@ from headrace.broker.messages import (
     HEADER_JOB,
     HEADER_REPLY,
     HEADER_STREAM,
-    Envelope,
+    JobResult,
+    ResultResponse,
+    ResultTokens,
 )
+from headrace.broker.messages.frames import JobFault, Row
+from headrace.broker.messages.requests import Envelope
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import DAY_S, LONGEST_DEADLINE_S
 
 JobClass = Literal["hi", "std", "batch"]
@@ -143,3 +152,128 @@ def _deadline(value: str | None, stored: float) -> float:
     if not isfinite(deadline):
         raise JobMalformed(f"{HEADER_DEADLINE} is {value[:80]!r}; it must be a Unix time in seconds")
     return min(deadline, stored + LONGEST_DEADLINE_S)
+
+
+# Publishes stored jobs: the broker's confirmation is the promise that the job will have one result.
+
+PUBLISH_TRIES = 3
+PUBLISH_TIMEOUT_S = 2.0
+RETRY_AFTER_S = 1.0
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to store. `deadline` is Unix time; `durable`: its events are stored as they are made."""
+
+    name: str
+    tenant: str
+    model_slug: str
+    endpoint: str
+    body: bytes
+    deadline: float
+    request_class: JobClass = "batch"
+    durable: bool = False
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the message."""
+        headers = {
+            HEADER_JOB: check_name(self.name),
+            HEADER_ENDPOINT: self.endpoint,
+            HEADER_CLASS: self.request_class,
+            HEADER_DEADLINE: f"{self.deadline:.3f}",
+        }
+        return {**headers, HEADER_STREAM: "1"} if self.durable else headers
+
+
+class JobPublisher:
+    """Stores jobs of clients. The same name of a tenant twice is one job."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+
+    async def publish(self, job: NewJob) -> None:
+        """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same."""
+        subject = self._subjects.job(job.model_slug, job.tenant)
+        for left in reversed(range(PUBLISH_TRIES)):
+            try:
+                await self._messaging.publish(
+                    subject,
+                    job.body,
+                    headers=job.headers(),
+                    msg_id=f"{job.tenant}.{job.name}",  # ids of messages count for all tenants
+                    timeout_s=PUBLISH_TIMEOUT_S,
+                )
+            except PublishUnknown as error:  # a duplicate does no harm, a loss does
+                if not left:
+                    raise BrokerUnavailable("the broker does not confirm the job; repeat it under the same id") from error
+                await asyncio.sleep(0)
+            except QueueFull as error:
+                raise Overloaded(f"the queue of jobs is full ({error.scope})", retry_after_s=RETRY_AFTER_S) from error
+            except PayloadTooLarge as error:
+                raise RequestTooLarge(str(error)) from error
+            except JetStreamError as error:
+                raise BrokerUnavailable(f"the broker cannot take the job: {error}") from error
+            else:
+                return
+
+
+# Ports between a carrier, which knows the rules of durable work, and the frontend, which knows the APIs.
+
+
+class RenderedJob(Protocol):
+    """A stored job, ready for submission: the requests that it becomes, and the writer of its answer.
+
+    Rows go in by `take`, in order and once each, also those of earlier carriers: the same rows make the same events and the
+    same answer on every frontend. Choices count over all `requests`.
+    """
+
+    @property
+    def requests(self) -> Sequence[Job]:
+        """The requests to submit; a durable stream has one."""
+
+    @property
+    def open(self) -> bool:
+        """True while more rows are needed."""
+
+    def take(self, rows: list[Row]) -> list[bytes]:
+        """Take rows. Returns the events that they make for the clients of a durable stream; a plain job makes none."""
+
+    async def finish(self) -> list[bytes]:
+        """Do what is left after the last row (store a response, say) and return the last events. Raises as its writer does."""
+
+    def fail(self, fault: JobFault) -> list[bytes]:
+        """End the answer with a fault. Returns the last events."""
+
+    def response(self) -> ResultResponse:
+        """Return the whole answer; after `fail` the error in the form of its API."""
+
+    @property
+    def tokens(self) -> ResultTokens:
+        """The tokens counted so far."""
+
+    def settled(self) -> None:
+        """Count the tokens of a job whose result was seen. Called at most once."""
+
+
+class CarriedBatches(Protocol):
+    """Knows the batches whose lines a carrier runs."""
+
+    def closing(self, batch_id: str) -> Literal["cancelled", "expired"] | None:
+        """Return how the lines of a batch end that have no result yet; None while it goes on, as far as is known."""
+
+    def see(self, job: JobRef, result: JobResult) -> None:
+        """Note the result of a line that was seen at the broker: the first one of the job, which never changes."""
+
+
+class JobRenderer(Protocol):
+    """Renders stored jobs: checks the body, applies the template, makes token ids."""
+
+    def serves(self, model_slug: str) -> bool:
+        """Return whether a model of this slug has a card here."""
+
+    async def render(self, job: StoredJob, run: str) -> RenderedJob:
+        """Render a job for the run of this id. Its answer's own id and time come from the job, so they are the same each time.
+
+        Raises JobRejected for a job that can never run as it is (bad body, unknown model), AdmissionError for one that cannot
+        run now.
+        """

@@ -7,6 +7,8 @@ before anything else is written. After a refusal the last entry is read, and `af
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import structlog
@@ -14,12 +16,111 @@ import structlog
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable import metrics
 from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
-from headrace.broker.durable.fold import JobState
-from headrace.broker.errors import WireError
-from headrace.broker.messages import EntryKind, StreamEntry
+from headrace.broker.durable.stored_job import StoredJob
+from headrace.broker.errors import (
+    DeadlineExceeded,
+    JobCancelled,
+    JobError,
+    JobRefused,
+    JobWithdrawn,
+    PoisonJob,
+    ResumeImpossible,
+    SlowClient,
+    WireError,
+)
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.durable import EntryKind, JobStatus, StreamEntry
+from headrace.broker.messages.frames import Finish, JobFault, Row
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
+
+# Folds the entries of a job's stream into the state that they say: tokens, takers, crashes, and the end.
+#
+# Pure. A carrier resumes from that state, a reader checks what it passes on. Nothing that was not appended ever existed.
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The fence that a carrier set with delivery `nonce`."""
+
+    nonce: str
+    carrier: str
+
+
+@dataclass(slots=True)
+class JobState:
+    """The state of a job as its entries say, in the order of their sequences.
+
+    `last_seq`: sequence of the last entry on the subject, 0 = there is none; `writer` is its (nonce, n). `begun`: deliveries
+    that got as far as `ok`, rows or an end. `events`: number of events so far, which is the number of the next one.
+    """
+
+    last_seq: int = 0
+    writer: tuple[str, int] = ("", 0)
+    takes: list[Take] = field(default_factory=list)
+    begun: set[str] = field(default_factory=set)
+    emitted: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, Finish] = field(default_factory=dict)
+    entries: list[StreamEntry] = field(default_factory=list)  # those with rows or events, in order
+    history: list[HistoryEntry] = field(default_factory=list)
+    events: int = 0
+    end: StreamEntry | None = None
+    _written: dict[str, int] = field(default_factory=dict)  # entries of each delivery
+
+    def apply(self, seq: int, entry: StreamEntry) -> None:
+        """Take the next entry. Raises StreamIncomplete if it does not join what was before it."""
+        if self.end is not None:
+            raise StreamIncomplete(f"entry {seq} of {entry.nonce!r} follows the end of the stream")
+        before = self._written.get(entry.nonce, 0)
+        if entry.n != before + 1:
+            raise StreamIncomplete(f"entry {seq} is number {entry.n} of delivery {entry.nonce!r}, after number {before}")
+        if entry.events and entry.first_event != self.events:
+            raise StreamIncomplete(f"entry {seq} begins with event {entry.first_event}, after {self.events} events")
+        for row in entry.rows:
+            self._row(seq, row)
+        self._written[entry.nonce] = entry.n
+        self.events += len(entry.events)
+        if entry.rows or entry.events:
+            self.entries.append(entry)
+        if entry.kind == "take":
+            self.takes.append(Take(entry.nonce, entry.carrier))
+        elif entry.kind == "crash":
+            self.history += [crash for crash in entry.history if crash not in self.history]
+        else:
+            self.begun.add(entry.nonce)
+        if entry.kind == "end":
+            self.end = entry
+        self.last_seq, self.writer = seq, (entry.nonce, entry.n)
+
+    def _row(self, seq: int, row: Row) -> None:
+        have = self.emitted.setdefault(row.choice, [])
+        if row.choice in self.finished or row.offset != len(have):
+            raise StreamIncomplete(f"entry {seq} has tokens of choice {row.choice} from {row.offset} on, after {len(have)}")
+        have += row.ids
+        if row.fin is not None:
+            self.finished[row.choice] = row.fin
+
+    def emitted_of(self, choices: int) -> list[list[int]]:
+        """Return the token ids of each choice."""
+        return [list(self.emitted.get(choice, ())) for choice in range(choices)]
+
+    def finished_of(self, choices: int) -> list[Finish | None]:
+        """Return the end of each choice, None for those that are open."""
+        return [self.finished.get(choice) for choice in range(choices)]
+
+    def unbegun(self) -> list[Take]:
+        """Return the takes whose carriers did not get as far as `ok`."""
+        return [take for take in self.takes if take.nonce not in self.begun]
+
+
+def fold(entries: Iterable[tuple[int, StreamEntry]]) -> JobState:
+    """Return the state after these entries, given with their sequences. Raises StreamIncomplete."""
+    state = JobState()
+    for seq, entry in entries:
+        state.apply(seq, entry)
+    return state
+
 
 log = structlog.get_logger()
 
@@ -168,3 +269,66 @@ class DurableStreamWriter:
         self._n += 1
         self._unsettled = None
         metrics.ENTRIES.labels(kind).inc()
+
+
+# Decides what to do with a stored job: before it is submitted, and when its run has ended. Pure.
+
+POISON_CARRIERS = 3  # carriers that died between their take and the submission of a job
+LEAST_WINDOW = 8
+JOBS_PER_SLOT = 2
+
+Ended = JobStatus | Literal["retry"]
+
+
+def has_entries(job: StoredJob, num_delivered: int) -> bool:
+    """Return whether this delivery of a job writes entries: a plain job does so from its second delivery on."""
+    return job.durable or num_delivered > 1
+
+
+def asks_carriers(num_delivered: int, state: JobState) -> bool:
+    """Return whether another carrier may have the job, so that all have to be asked."""
+    return num_delivered > 1 or bool(state.takes)
+
+
+def is_left_to(taker: bool | None, others: Collection[bool | None], *, taker_gone: bool) -> bool:
+    """Decide whether a job is left to its carrier. Answers to `carrying?`: None = there was none.
+
+    `taker`: that of the carrier that took the job last, False if there is no other one. `taker_gone`: a fresh read of its lease
+    shows that it is gone. A carrier that took nothing and does not answer is not waited for: nothing says that it has the job.
+    """
+    return taker is True or any(answer is True for answer in others) or (taker is None and not taker_gone)
+
+
+def is_carrier_poison(state: JobState, dead: Collection[str]) -> bool:
+    """Decide whether a job ends its carriers. `dead`: carriers whose lease is gone and that announced no drain."""
+    return len({take.carrier for take in state.unbegun() if take.carrier in dead}) >= POISON_CARRIERS
+
+
+def window(slots: int, carriers: int, most: int) -> int:
+    """Return the number of jobs of a model that one of these carriers may hold: what the pool's slots can use soon."""
+    if slots <= 0:
+        return 0
+    return min(most, max(LEAST_WINDOW, JOBS_PER_SLOT * slots // max(1, carriers)))
+
+
+def end_of(error: JobError, *, emitted: bool) -> Ended:
+    """Return the status with which a job ends whose run ended in this error, or `retry`. `emitted`: clients have tokens.
+
+    What the pool refuses for the moment is tried again: the job has until its deadline.
+    """
+    if isinstance(error, JobRefused | SlowClient | JobCancelled):
+        return "retry"
+    if isinstance(error, ResumeImpossible) and not emitted:
+        return "retry"
+    if isinstance(error, DeadlineExceeded):
+        return "expired"
+    if isinstance(error, JobWithdrawn):
+        return "cancelled"
+    return "poison" if isinstance(error, PoisonJob) else "failed"
+
+
+def fault_of(error: JobError) -> JobFault:
+    """Return the fault that an error stands for."""
+    code = error.reason if isinstance(error, JobRefused) else error.code
+    param: str | None = getattr(error, "param", None)
+    return JobFault(code, str(error), retriable=error.retriable, param=param)

@@ -2,26 +2,50 @@
 
 The record decides whether a file is there.  A file that is being written has a record that reserves its bytes; it is written
 before the usage of the tenant is added up, so that two files that fit only one at a time never both pass.  Content without a
-record is removed by `headrace.broker.files.sweeper`.
+record is removed by `headrace.broker.files.store`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
+import structlog
 
-from headrace.broker.files import metrics
+from headrace.base.metrics import Counter
+from headrace.broker.dead_letters import note_failure
 from headrace.broker.files.errors import FileError, FileInvalid, FileNotStored, FileQuotaExceeded, FileUnknown
-from headrace.broker.files.quota import FileLimits, room_for, usage_of
-from headrace.broker.files.records import FileRecord, UploadRecord, file_key, is_file_id, life_of, new_file_id
-from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RevisionConflict
+from headrace.broker.files.records import (
+    FileLimits,
+    FileRecord,
+    UploadRecord,
+    file_key,
+    is_file_id,
+    life_of,
+    new_file_id,
+    room_for,
+    usage_of,
+)
+from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RevisionConflict, SubjectError
 from headrace.jetstream.ports import Bucket, Messaging, ObjectBucket, ObjectWriter
 from headrace.jetstream.subjects import Subjects, check_token
+
+# Declares the metrics of files.
+
+WRITTEN = Counter(
+    "headrace_files_written_total", "Files by purpose and outcome: stored, left, or an error", ["purpose", "outcome"]
+)
+WRITTEN_BYTES = Counter("headrace_files_written_bytes_total", "Bytes of files taken from clients and makers")
+READ_BYTES = Counter("headrace_files_read_bytes_total", "Bytes of files read from the store")
+UPLOADS = Counter("headrace_files_uploads_total", "Uploads in parts by what was done with them", ["what"])
+SWEPT = Counter("headrace_files_swept_total", "Leftovers removed: chunks of dead writers, contents without a record", ["what"])
+
 
 LONGEST_WRITE_S = 3600.0
 RESERVED_S = LONGEST_WRITE_S + 300.0
@@ -101,7 +125,7 @@ class FileStore:
         """Read a file, or a range of its bytes, piece by piece. Raises FileUnknown, or a JetStreamError."""
         try:
             async for chunk in self._objects.chunks(record.object_name, offset=offset, length=length):
-                metrics.READ_BYTES.inc(len(chunk))
+                READ_BYTES.inc(len(chunk))
                 yield chunk
         except ObjectNotFound:  # it has expired or was deleted just now
             raise FileUnknown(record.id) from None
@@ -203,7 +227,7 @@ class FileWriter:
         """Add bytes, and wait while many are on their way. Raises FileTooLarge, FileQuotaExceeded, a JetStreamError."""
         size = self._content.size + len(data)
         self._check(size, self._draft.purpose)
-        metrics.WRITTEN_BYTES.inc(len(data))
+        WRITTEN_BYTES.inc(len(data))
         await self._content.write(data)
 
     async def commit(self, *, purpose: str = "", life_s: int | None = None) -> FileRecord:
@@ -220,7 +244,7 @@ class FileWriter:
         except RevisionConflict:
             raise FileNotStored(f"the reservation of file {self.id} was lost while it was written") from None
         self._committed = True
-        metrics.WRITTEN.labels(purpose, "stored").inc()
+        WRITTEN.labels(purpose, "stored").inc()
         return record
 
     def _check(self, size: int, purpose: str) -> None:
@@ -248,6 +272,67 @@ class FileWriter:
     async def _give_up(self, error: BaseException | None) -> None:
         """Remove the reservation; one that stays expires by itself."""
         reason = type(error).__name__ if isinstance(error, FileError | JetStreamError) else "left"
-        metrics.WRITTEN.labels(self._draft.purpose or "unknown", reason).inc()
+        WRITTEN.labels(self._draft.purpose or "unknown", reason).inc()
         with contextlib.suppress(JetStreamError):
             await self._records.delete(file_key(self._draft.tenant, self.id))
+
+
+# Removes what dead processes left in the store of files: chunks that never became an object, and contents without a record.
+#
+# Any number of frontends may sweep at once. Content is removed only if it is older than any write may take, and if a read
+# from the leader shows no record of it.
+
+log = structlog.get_logger()
+
+SWEEP_S = 600.0
+CHUNKS_IDLE_S = 3600.0
+ORPHAN_S = 2 * LONGEST_WRITE_S
+
+
+class FileSweeper:
+    """Sweeps the store of files from time to time."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, now: Callable[[], float] = time.time) -> None:
+        self._records: Bucket = messaging.bucket(subjects.bucket("files"))
+        self._objects: ObjectBucket = messaging.objects(subjects.bucket("files"))
+        self._now = now
+
+    async def run(self) -> None:
+        """Sweep until cancelled. The first time is chosen at random, so that frontends take turns."""
+        await asyncio.sleep(SWEEP_S * random.random())  # noqa: S311  # it spreads the load
+        while True:
+            try:
+                await self.sweep()
+            except JetStreamError as error:  # the next sweep tries again
+                log.warning("files.not_swept", error=str(error))
+            except Exception as error:  # an object that nothing foresaw must not end the frontend
+                note_failure("file", error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> int:
+        """Remove what is left over. Returns the number of things removed. Raises a JetStreamError."""
+        chunks = await self._objects.sweep(idle_s=CHUNKS_IDLE_S)
+        contents = await self._drop_contents()
+        for what, count in (("chunks", chunks), ("contents", contents)):
+            SWEPT.labels(what).inc(count)
+        if chunks or contents:
+            log.info("files.swept", chunks=chunks, contents=contents)
+        return chunks + contents
+
+    async def _drop_contents(self) -> int:
+        known = {entry.key for entry in await self._records.entries("file.>")}
+        removed = 0
+        for found in await self._objects.list():
+            tenant, _, file_id = found.name.partition("/")
+            if not is_file_id(file_id):  # a part of an upload, which expires by itself
+                continue
+            try:
+                key = file_key(tenant, file_id)
+            except SubjectError as error:  # no object of ours, and it must not keep the sweep from the others
+                log.warning("file.unknown_object", error=str(error)[:300])
+                continue
+            if key in known or self._now() - found.stored < ORPHAN_S or await self._records.get(key) is not None:
+                continue
+            await self._objects.delete(found.name, ttl_s=FORGET_DELETED_S)
+            removed += 1
+        return removed

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from headrace.broker.files import metrics
+from headrace.broker.files import store
 from headrace.broker.files.errors import (
     FileInvalid,
     FileNotStored,
@@ -83,7 +83,7 @@ class UploadStore:
             with contextlib.suppress(JetStreamError):
                 await self._records.delete(record.key)
             raise
-        metrics.UPLOADS.labels("created").inc()
+        store.UPLOADS.labels("created").inc()
         return record
 
     async def get(self, upload_id: str, tenant: str) -> UploadRecord:
@@ -105,7 +105,7 @@ class UploadStore:
         async with self._objects.writer(name, ttl_s=PART_LIFE_S) as writer:
             async for piece in data:
                 self._check_part(upload, before, writer.size + len(piece))
-                metrics.WRITTEN_BYTES.inc(len(piece))
+                store.WRITTEN_BYTES.inc(len(piece))
                 await writer.write(piece)
             await writer.commit()
         part = PartRecord(id=part_id, tenant=upload.tenant, upload_id=upload.id, bytes=writer.size, created=self._now())
@@ -160,7 +160,7 @@ class UploadStore:
                 await self.files.delete(file.id, tenant)
             raise
         await self._drop_parts(done)
-        metrics.UPLOADS.labels("completed").inc()
+        store.UPLOADS.labels("completed").inc()
         return done, file
 
     async def cancel(self, upload_id: str, tenant: str) -> UploadRecord:
@@ -173,7 +173,7 @@ class UploadStore:
         done = msgspec.structs.replace(upload, status="cancelled")
         await self._change(done, entry)
         await self._drop_parts(done)
-        metrics.UPLOADS.labels("cancelled").inc()
+        store.UPLOADS.labels("cancelled").inc()
         return done
 
     async def _entry(self, upload_id: str, tenant: str) -> Entry:

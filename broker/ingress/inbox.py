@@ -3,27 +3,266 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, decode_ingress_control
+from headrace.broker.codec import decode, decode_ingress_control, encode, log_ids
+from headrace.broker.dead_letters import note_failure, store_dead_letter
 from headrace.broker.errors import WireError
-from headrace.broker.ingress.cancellation import Canceller
-from headrace.broker.ingress.claims import ClaimDecider
-from headrace.broker.ingress.judge_outbox import JudgeOutbox
-from headrace.broker.ingress.named_senders import forged_control, forged_frame
-from headrace.broker.ingress.open_jobs import OpenJobs
-from headrace.broker.ingress.placement_decisions import Decisions
-from headrace.broker.ingress.story_book import StoryBook
-from headrace.broker.messages import CancelJob, Carrying, Check, Claim, Done, Frame, JobEvents, SuspicionQuery
-from headrace.broker.messages.stories import Stories, TellStories
+from headrace.broker.ingress.cancellation import Canceller, OpenJobs
+from headrace.broker.ingress.timeline import Decisions, StoryBook
+from headrace.broker.membership.members import Members, drained_key
+from headrace.broker.messages.control import (
+    Abort,
+    Answers,
+    CancelJob,
+    Carrying,
+    Check,
+    Claim,
+    ClaimReply,
+    Done,
+    HistoryEntry,
+    IngressControl,
+    Refuse,
+    RunRef,
+    RunVerdict,
+    Since,
+    SinceItem,
+    Stories,
+    Suspicion,
+    SuspicionQuery,
+    TellStories,
+)
+from headrace.broker.messages.durable import DeadLetter
+from headrace.broker.messages.events import JobEvents
+from headrace.broker.messages.frames import Frame
+from headrace.broker.messages.requests import Record
+from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
-from headrace.jetstream.ports import Message
-from headrace.jetstream.subjects import WorkerSubject, said_by
+from headrace.broker.protocol.quarantine import Crash, base_worker
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, SubjectError
+from headrace.jetstream.ports import Message, Messaging
+from headrace.jetstream.subjects import Subjects, WorkerSubject, said_by
+from headrace.jetstream.tasks import TaskScope
+
+# Sends the judge's messages to workers, collected into one message per worker and kind.
 
 log = structlog.get_logger()
+
+
+class JudgeOutbox:
+    """The judge's port. `flush` must follow every message that was fed to the judge."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, on_poison: Callable[[JobRecord, Sequence[Crash]], None]
+    ) -> None:
+        """`on_poison(record, crashes)` is called for a request that crashes its workers."""
+        self._messaging = messaging
+        self._subjects = subjects
+        self._on_poison = on_poison
+        self._answers: dict[str, list[RunVerdict]] = {}
+        self._aborts: dict[str, list[RunRef]] = {}
+        self._sinces: dict[str, dict[str, SinceItem]] = {}
+
+    def abort(self, worker: str, ref: RunRef) -> None:
+        """Collect the order to stop a run, once per run."""
+        metrics.FENCED.inc()
+        refs = self._aborts.setdefault(worker, [])
+        if ref not in refs:
+            refs.append(ref)
+
+    def since(self, worker: str, item: SinceItem) -> None:
+        """Collect a question for missing tokens. A later one for the same request replaces it."""
+        self._sinces.setdefault(worker, {})[item.id] = item
+
+    def answer(self, worker: str, verdict: RunVerdict) -> None:
+        """Collect the verdict on a run's last frame."""
+        self._answers.setdefault(worker, []).append(verdict)
+
+    def poisoned(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
+        """Report a request that these crashes show to be poison."""
+        self._on_poison(record, crashes)
+
+    def reply(self, subject: str, reply: Record) -> None:
+        """Send the messages collected so far, then `reply`, unless the question named no subject for it."""
+        self.flush()
+        if subject:
+            self._messaging.send(subject, encode(reply))
+
+    def flush(self) -> None:
+        """Send the collected messages: one per worker and kind."""
+        # Each is taken out before it is sent: one that cannot be sent must not come again with every later message.
+        while self._answers:
+            worker, answers = self._answers.popitem()
+            self._send(worker, Answers(answers=answers))
+        while self._aborts:
+            worker, refs = self._aborts.popitem()
+            self._send(worker, Abort(runs=refs))
+        while self._sinces:
+            worker, items = self._sinces.popitem()
+            metrics.GAPS.labels("gap").inc(len(items))
+            self._send(worker, Since(items=list(items.values())))
+
+    def _send(self, worker: str, message: Record) -> None:
+        try:
+            self._messaging.send(self._subjects.control(worker), encode(message))
+        except (SubjectError, PayloadTooLarge) as error:
+            metrics.FAILED_MESSAGES.labels("verdict").inc()
+            log.error("verdict.not_sent", worker=worker[:80], error=str(error))
+
+
+# Decides workers' claims, after fresh reads of the leases of those workers that are suspected to have crashed.
+
+Decide = Callable[[Collection[str]], None]
+
+
+class ClaimDecider:
+    """Answers claims and suspicion queries: at once, or when the leases of workers that may have crashed have been read."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        judge: Judge,
+        outbox: JudgeOutbox,
+        members: Members,
+        tasks: TaskScope,
+    ) -> None:
+        self._subjects = subjects
+        self._judge = judge
+        self._outbox = outbox
+        self._members = members
+        self._tasks = tasks
+        self._leases = messaging.bucket(subjects.bucket("members"))
+        self._state = messaging.bucket(subjects.bucket("state"))
+        self._loop = asyncio.get_running_loop()
+
+    def on_claim(self, claim: Claim, reply: str) -> None:
+        """Answer `claim` on the subject `reply`, now or from a task. A worker repeats a claim that gets no answer."""
+        record = self._judge.get(claim.id)
+        if record is None:
+            self._outbox.reply(reply, ClaimReply(verdict="unknown"))
+        else:
+            self._when_read(record, claim.history, lambda accounted: self._decide(claim, reply, accounted))
+
+    def on_suspicion(self, query: SuspicionQuery, reply: str) -> None:
+        """Answer `query` on the subject `reply`, now or from a task."""
+        record = self._judge.get(query.id)
+        if record is None:
+            self._outbox.reply(reply, Suspicion())
+        else:
+            self._when_read(record, query.history, lambda accounted: self._tell(query, reply, accounted))
+
+    def _when_read(self, record: JobRecord, history: Iterable[HistoryEntry], decide: Decide) -> None:
+        """Read the leases of those that may have crashed, then call `decide` with those of them that have not."""
+        entries = (entry for entry in (*history, *record.history) if entry.attempt >= record.cleared)
+        suspects = sorted({entry.worker for entry in entries if base_worker(entry.worker) == entry.worker})
+        if not suspects:
+            decide(frozenset())
+        elif self._tasks.is_open:
+            self._tasks.spawn_guarded(self._read(record, suspects, decide), lambda error: note_failure("claim", error))
+
+    async def _read(self, record: JobRecord, suspects: list[str], decide: Decide) -> None:
+        try:
+            found = await asyncio.gather(*(self._accounted(record.pool, worker) for worker in suspects))
+        except JetStreamError as error:  # no answer: the worker or router asks again
+            log.warning("claim.undecided", request_id=record.id, error=str(error))
+            return
+        decide(frozenset(worker for worker, accounted in zip(suspects, found, strict=True) if accounted))
+
+    async def _accounted(self, pool: str, worker: str) -> bool:
+        """Read from the server whether this process is live under the same identity or has announced a drain."""
+        if await self._leases.get(self._subjects.worker_key(pool, worker)) is not None:
+            return True
+        return await self._state.get(drained_key(worker)) is not None
+
+    def _decide(self, claim: Claim, reply: str, accounted: Collection[str]) -> None:
+        record = self._judge.get(claim.id)
+        pool = record.pool if record is not None else ""
+        verdict = self._judge.on_claim(
+            claim,
+            self._loop.time(),
+            accounted=accounted.__contains__,
+            alive=lambda worker: self._members.worker_live(pool, worker),
+        )
+        self._outbox.reply(reply, verdict)
+
+    def _tell(self, query: SuspicionQuery, reply: str, accounted: Collection[str]) -> None:
+        self._outbox.reply(reply, self._judge.on_suspicion(query, accounted=accounted.__contains__))
+
+
+# Compares what a message to an ingress says with the worker that its subject names, and which the server has checked.
+#
+# Where workers log in, they may publish only to subjects that have their pool and, with a login of their own, their id. So a
+# frame or a claim counts only for requests of that pool and in the name of that worker.
+
+
+def forged_frame(judge: Judge, sender: WorkerSubject, frame: Frame) -> str:
+    """Return why a frame of this sender counts for nothing, an empty text if it counts."""
+    if frame.worker != sender.worker:
+        return f"it is sent by {sender.worker} in the name of {frame.worker}"
+    return _of_another_pool(judge, sender, {row.id for row in frame.rows})
+
+
+def forged_control(judge: Judge, sender: WorkerSubject, control: IngressControl) -> str:
+    """Return why a question of this sender is not answered, an empty text if it is."""
+    if isinstance(control, Claim | Check) and control.worker != sender.worker:
+        return f"it is sent by {sender.worker} in the name of {control.worker}"
+    if isinstance(control, Check):
+        return _of_another_pool(judge, sender, {run.id for run in control.runs})
+    if isinstance(control, Claim | SuspicionQuery | Refuse):
+        return _of_another_pool(judge, sender, {control.id})
+    return "a worker may not say that"
+
+
+def _of_another_pool(judge: Judge, sender: WorkerSubject, ids: set[str]) -> str:
+    for request_id in ids:
+        record = judge.get(request_id)
+        if record is not None and record.pool != sender.pool:
+            return f"a worker of pool {sender.pool} speaks of a request of pool {record.pool}"
+    return ""
+
+
+# Stores a dead letter for each request that is poison.
+
+
+class PoisonLetters:
+    """Writes the dead letters of one ingress's requests in background tasks."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        open_jobs: OpenJobs,
+        tasks: TaskScope,
+        *,
+        retry_s: float,
+        wall: Callable[[], float],
+    ) -> None:
+        """`wall` gives Unix time."""
+        self._messaging = messaging
+        self._subjects = subjects
+        self._open = open_jobs
+        self._tasks = tasks
+        self._retry_s = retry_s
+        self._wall = wall
+
+    def store(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
+        """Store the dead letter of a request, with the crashes that count against it, and retry until it is stored."""
+        job = self._open.get(record.id)
+        if job is None or not self._tasks.is_open:
+            return
+        history = [HistoryEntry(crash.attempt, crash.worker, crash.group) for crash in crashes]
+        log.error(
+            "job.poisoned",
+            **log_ids(job),
+            crashes=len(crashes),
+            history=[[h.attempt, h.worker, h.group] for h in history],
+        )
+        letter = DeadLetter(envelope=job.envelope(), reason="poison", attempt=record.attempt, history=history, at=self._wall())
+        self._tasks.spawn(store_dead_letter(self._messaging, self._subjects, letter, retry_s=self._retry_s))
 
 
 class IngressInbox:

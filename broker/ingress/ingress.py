@@ -12,31 +12,23 @@ from os import getpid
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
-from headrace.broker.ingress.broker_wait import BrokerWait
-from headrace.broker.ingress.cancellation import Canceller
-from headrace.broker.ingress.claims import ClaimDecider
-from headrace.broker.ingress.inbox import IngressInbox
-from headrace.broker.ingress.journey import Journey
-from headrace.broker.ingress.judge_outbox import JudgeOutbox
-from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
-from headrace.broker.ingress.placement_decisions import Decisions
-from headrace.broker.ingress.poison_letters import PoisonLetters
-from headrace.broker.ingress.resubmitter import Resubmitter
-from headrace.broker.ingress.row_dispatch import RowDispatcher
+from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge, never_started, unfinished
+from headrace.broker.ingress.cancellation import Canceller, OpenJob, OpenJobs
+from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox, JudgeOutbox, PoisonLetters
 from headrace.broker.ingress.spill_store import SpillStore
-from headrace.broker.ingress.story_book import StoryBook
-from headrace.broker.ingress.stream import JobStream
-from headrace.broker.ingress.submitter import Submitter
-from headrace.broker.ingress.timers import IngressTimers
-from headrace.broker.ingress.worker_wait import WorkerWait
+from headrace.broker.ingress.stream import JobStream, RowDispatcher
+from headrace.broker.ingress.submit import BrokerWait, Resubmitter, Submitter, WorkerWait
+from headrace.broker.ingress.timeline import Decisions, Journey, StoryBook
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import Explanation, IngressMember, JobFault, Refused
+from headrace.broker.messages.control import Explanation, Since, SinceItem
+from headrace.broker.messages.events import Refused
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.members import IngressMember
 from headrace.broker.models.directory import ModelDirectory
-from headrace.broker.protocol.crashes import Crash
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.quarantine import Crash
 from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.errors import JetStreamError
@@ -44,6 +36,79 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
+
+# Periodic checks of an ingress: deadlines, slow clients, and streams without frames.
+
+TICK_S = 0.25
+
+
+class IngressTimers:
+    """Ends requests that are too late or not read, and asks for the tokens of silent ones."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        judge: Judge,
+        open_jobs: OpenJobs,
+        canceller: Canceller,
+        *,
+        settings: IngressSettings,
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._judge = judge
+        self._open = open_jobs
+        self._canceller = canceller
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Check all open requests every `TICK_S` until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = loop.time()
+            self._forget_ended()
+            self._end_overdue(now)
+            self._ask_pools(self._judge.silent(now, self._settings.timing.silence_s), cause="silence")
+            metrics.OPEN.set(len(self._judge))
+
+    async def on_reconnect(self) -> None:
+        """Ask for the missing tokens of every open request, because frames may have been lost."""
+        self._ask_pools(list(self._judge), cause="reconnect")
+
+    def _forget_ended(self) -> None:
+        for job in self._open:
+            if self._judge.get(job.id) is None:
+                self._open.remove(job.id)
+
+    def _end_overdue(self, now_s: float) -> None:
+        """End the requests whose deadline has passed, and those that have been paused for too long."""
+        for job in self._open:
+            paused_s = job.stream.paused_since_s
+            if now_s >= job.deadline_s:
+                fault = JobFault("deadline_exceeded", self._missed(job), retriable=True)
+                self._canceller.end(job.id, fault, cause="deadline")
+            elif paused_s is not None and now_s - paused_s > self._settings.slow_client_s:
+                fault = JobFault("slow_client", "the stream was not read in time")
+                self._canceller.end(job.id, fault, cause="slow_client")
+
+    def _missed(self, job: OpenJob) -> str:
+        envelope = job.envelope()
+        after_s = envelope.deadline - envelope.created
+        record = self._judge.get(job.id)
+        if record is None or (record.run is None and not record.held):
+            return never_started(after_s)
+        return unfinished(after_s, sum(len(ids) for ids in record.emitted))
+
+    def _ask_pools(self, records: list[JobRecord], *, cause: str) -> None:
+        """Ask all workers of each pool: a stream may be silent because another worker than the one known here has it."""
+        by_pool: dict[str, list[SinceItem]] = {}
+        for record in records:
+            by_pool.setdefault(record.pool, []).append(record.offsets())
+        for pool, items in by_pool.items():
+            metrics.GAPS.labels(cause).inc(len(items))
+            self._messaging.send(self._subjects.find(pool), encode(Since(items=items)))
 
 
 class _StreamEvents:

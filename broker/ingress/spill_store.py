@@ -15,12 +15,11 @@ from collections.abc import Callable
 import structlog
 
 from headrace.broker import metrics
+from headrace.broker.dead_letters import note_failure
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
-from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import Spill
-from headrace.broker.sealing import seal
-from headrace.broker.spill import sha256_hex
+from headrace.broker.messages.requests import Spill
+from headrace.broker.spill import seal, sha256_hex
 from headrace.jetstream.errors import DiskFull, JetStreamError, QueueFull, SubjectError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -27,9 +27,8 @@ import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.membership.local_processes import machine_id, process_gone
-from headrace.broker.membership.members import Members
-from headrace.broker.messages import Ping
+from headrace.broker.membership.members import Members, machine_id, process_gone
+from headrace.broker.messages.control import Ping
 from headrace.jetstream.errors import JetStreamError, NoResponder, RevisionConflict
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

@@ -12,20 +12,111 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import secrets
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import decode
 from headrace.broker.errors import MalformedMessage, WireError
-from headrace.broker.membership.renewals import Renewals
-from headrace.broker.messages import RouterMember, WorkerMember
+from headrace.broker.messages.members import RouterMember, WorkerMember
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import lease_gone
 from headrace.jetstream.ports import Change, Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, check_token
+
+# Finds the members whose leases are not renewed any more while those of others are.
+#
+# In a cluster of NATS servers leases outlast an election of their leader, during which none can be renewed. A member that is
+# frozen or cut off is therefore not missed by its TTL alone. The watch tells every reader of each renewal; a member without
+# one for some seconds is overdue, if the renewals of others came all the time.
+
+GAP_S = 2.0  # the members renew every 1.3 s at least; if no renewal came for longer, the server took none
+
+
+class Renewals:
+    """The renewals of one deployment's leases, as one watch has reported them. Times are seconds on one monotonic clock."""
+
+    def __init__(self, overdue_s: float) -> None:
+        """`overdue_s`: the time without a renewal after which a member is overdue; 0 = never."""
+        self._overdue_s = overdue_s
+        self._last: dict[str, tuple[float, int]] = {}  # when the last renewal of a key came, and its revision
+        self._latest = float("-inf")  # when any renewal came
+        self._steady_since = float("-inf")  # renewals have come without a gap since then
+
+    def note(self, key: str, revision: int, now: float) -> None:
+        """Note that a lease was written."""
+        if now - self._latest > GAP_S:
+            self._steady_since = now
+        self._latest = now
+        self._last[key] = (now, revision)
+
+    def forget(self, key: str) -> None:
+        """Note that a lease has ended."""
+        self._last.pop(key, None)
+
+    def overdue(self, key: str, now: float) -> int:
+        """Return the revision of a lease that is overdue, and 0 for any other."""
+        at, revision = self._last.get(key, (now, 0))
+        if not self._overdue_s or now - self._latest > GAP_S or now - max(at, self._steady_since) < self._overdue_s:
+            return 0
+        return revision
+
+
+# Makes the ids of workers.
+
+ANY_WORKER = "*"  # the worker of a login that all workers of a pool use
+
+
+def worker_id(name: str | None, login: str | None = None) -> str:
+    """Return an id that is unique per process start: the given name, or a random one, plus an epoch.
+
+    `login`: the id of the one worker that may use the process's login at the NATS server. It was made for this start.
+    """
+    if login and login != ANY_WORKER:
+        return check_token(login, "worker of the login")
+    base = check_token(name, "worker name") if name else f"w-{secrets.token_hex(3)}"
+    return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
+
+
+# Tells whether a process of this machine is gone, which is a fact and no suspicion.
+#
+# Process ids mean something only to those who share them, so a worker announces with its lease where its id is valid.
+
+
+def machine_id() -> str:
+    """Return the name of this boot of the machine and of the namespace of process ids; empty if they are not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def process_gone(pid: int) -> bool:
+    """Return True if there is no process of this id, or one that has ended and waits to be reaped.
+
+    False if that is not known, and while another process has got the same id.
+    """
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return bool(after_name) and after_name[0] in (b"Z", b"X")
+
 
 log = structlog.get_logger()
 

@@ -14,11 +14,14 @@ import msgspec
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode_request, encode, job_headers, parse_job_headers
+from headrace.broker.codec import decode_request, encode, job_headers, log_ids, parse_job_headers
 from headrace.broker.dead_letters import MOST_BYTES
 from headrace.broker.errors import WireError
-from headrace.broker.log_ids import log_ids
-from headrace.broker.messages import DeadLetter, Envelope, HistoryEntry, JobEvent, JobEvents, JobFault, Refuse, Unreadable
+from headrace.broker.messages.control import HistoryEntry, Refuse
+from headrace.broker.messages.durable import DeadLetter, Unreadable
+from headrace.broker.messages.events import JobEvent, JobEvents
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging, StoredMessage

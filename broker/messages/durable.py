@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from headrace.broker.messages.base import WIRE_VERSION, Count, OptionalToken, Record
-from headrace.broker.messages.control import History
+from headrace.broker.messages.control import History, HistoryEntry
 from headrace.broker.messages.frames import JobFault, Row
+from headrace.broker.messages.requests import WIRE_VERSION, Count, Envelope, OptionalToken, Record
 
 # Headers of a message on hr.job.<model slug>.<tenant>; all are optional.
 HEADER_JOB = "Hr-Job"  # the publisher's id of the job; absent = Nats-Msg-Id, `custom_id` or `seq-<sequence>`
@@ -94,3 +94,25 @@ class JobProgress(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     status: JobStatus | None = None  # of `finished`
     tokens: int = 0  # made so far
     carrier: str = ""
+
+
+# Defines dead letters, which are stored on hr.dlq.<pool>.
+
+
+class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """A job taken out of service, with everything that is needed to inspect or retry it."""
+
+    envelope: Envelope
+    reason: str
+    attempt: int
+    history: list[HistoryEntry]
+    at: float
+
+
+class Unreadable(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """A queued message that could not be decoded. `data` is its beginning."""
+
+    subject: str
+    why: str
+    data: bytes
+    at: float

@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Attempt, CallIndex, Choice, Count, Record, Run64, Seconds, Token, Tokens
-from headrace.broker.messages.requests import Spill
+from headrace.broker.messages.requests import Attempt, CallIndex, Choice, Count, Record, Run64, Seconds, Spill, Token, Tokens
 
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 

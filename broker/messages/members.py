@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages.base import Count, Name, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
+from headrace.broker.messages.requests import Count, Name, Ranks, Record, Run64, Seconds, Token, Tokens, UnixTime
 
 HELPERS = frozenset({"prefill", "encode"})
 """Workers in these roles own no requests: they compute prompts, or encode media, for those that do."""

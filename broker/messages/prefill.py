@@ -14,9 +14,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from headrace.broker.messages import JobFault, Record, Spill, WorkerControl
-from headrace.broker.messages.base import Attempt, JobId, Rank, Run64, Seconds, Small, Token, Tokens, UnixTime
-from headrace.broker.messages.encoding import EncodeMedia
+from headrace.broker.messages.control import WorkerControl
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.requests import (
+    Attempt,
+    EncodeMedia,
+    JobId,
+    Rank,
+    Record,
+    Run64,
+    Seconds,
+    Small,
+    Spill,
+    Token,
+    Tokens,
+    UnixTime,
+)
 
 
 class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):

@@ -9,7 +9,8 @@ import msgspec
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import AdapterRefused, NoWorker, WireError
-from headrace.broker.messages import Done, LoadAdapter, UnloadAdapter, WorkerMember
+from headrace.broker.messages.control import Done, LoadAdapter, UnloadAdapter
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.card_store import adapter_gone, pool_workers
 from headrace.broker.models.cards import UNLOAD_GRACE_S, bad_adapter_name
 from headrace.jetstream.errors import JetStreamError, NoResponder, RequestTimeout

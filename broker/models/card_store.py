@@ -13,7 +13,7 @@ import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import ModelServed, UnknownModel, WireError
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.cards import ModelCard, check_card_key
 from headrace.jetstream.errors import ObjectNotFound, RevisionConflict
 from headrace.jetstream.ports import Entry, Messaging

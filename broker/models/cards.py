@@ -6,13 +6,18 @@ the object store of the same name, addressed by their SHA-256 digest, so they ar
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import structlog
 
-from headrace.broker.errors import MalformedMessage
-from headrace.broker.messages import Record
-from headrace.broker.messages.base import LONGEST_NAME, Count, Name, Token, TokenId, Tokens, UnixTime
+from headrace.broker import metrics
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import CardForged, CardKeyUnusable, MalformedMessage, WireError
+from headrace.broker.messages.requests import LONGEST_NAME, Count, Name, Record, Token, TokenId, Tokens, UnixTime
 
 LONGEST_ADAPTER_NAME = 256  # characters
 MOST_PLACEHOLDERS = 1_000_000  # ids that one media item takes in a prompt
@@ -83,3 +88,66 @@ class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
     adapters: list[str] = []  # adapters that its workers have or had: known until they are unloaded everywhere
     owner: str = "headrace"
     created: UnixTime = 0.0
+
+
+# Signs model cards with a key of the deployment, and checks the signatures of those that are read.
+#
+# The signature is an HMAC-SHA-256 of the whole card but for its adapters, which come and go and are named by leases, too. The
+# card has the SHA-256 of each of its files, so that tokenizer and template are signed with it.
+
+LEAST_KEY_BYTES = 32
+
+
+def read_card_key(path: str | None) -> bytes:
+    """Return the key in this file, empty without one. Raises CardKeyUnusable."""
+    if path is None:
+        return b""
+    try:
+        key = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise CardKeyUnusable(f"the key of model cards {path} cannot be read: {error.strerror}") from None
+    if len(key) < LEAST_KEY_BYTES:
+        raise CardKeyUnusable(f"the key of model cards {path} has {len(key)} bytes, at least {LEAST_KEY_BYTES} are needed")
+    return key
+
+
+def signed(card: ModelCard, key: bytes) -> ModelCard:
+    """Return the card with its signature, as it is without a key."""
+    return msgspec.structs.replace(card, signature=_signature(card, key)) if key else card
+
+
+def check_signature(card: ModelCard, key: bytes) -> None:
+    """Raise CardForged unless the card was signed with this key. Without a key every card is taken."""
+    if key and not hmac.compare_digest(card.signature, _signature(card, key)):
+        how = "with another key" if card.signature else "not at all"
+        raise CardForged(f"the card of {card.model[:80]!r} in pool {card.pool} was signed {how}, or changed since")
+
+
+def _signature(card: ModelCard, key: bytes) -> bytes:
+    bare = msgspec.structs.replace(card, adapters=[], signature=b"")
+    return hmac.new(key, encode(bare), hashlib.sha256).digest()
+
+
+# Decodes a card as it lies in the bucket, for readers that go on without one that is malformed.
+
+log = structlog.get_logger()
+
+
+def readable_card(key: str, value: bytes, *, signed_with: bytes = b"") -> ModelCard | None:
+    """Decode the card that is stored under `key`. Returns None for a malformed one, which is logged and counted.
+
+    `signed_with`: the key that must have signed it; empty = none need have.
+    """
+    try:
+        card = decode(ModelCard, value)
+        check_card_key(card, key)
+        check_signature(card, signed_with)
+    except CardForged as error:
+        metrics.FORGED.labels("card").inc()
+        log.error("card.forged", pool=key, error=str(error))
+        return None
+    except WireError as error:
+        metrics.MALFORMED.labels("card").inc()
+        log.error("card.malformed", pool=key, error=str(error))
+        return None
+    return card

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,17 +14,40 @@ import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
+from headrace.broker.dead_letters import note_failure
 from headrace.broker.errors import BrokerUnavailable, UnknownModel
-from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
-from headrace.broker.models.card_signature import signed
-from headrace.broker.models.cards import CardFile, ModelCard
-from headrace.broker.models.served_pools import LATELY_S, ServedPools
-from headrace.broker.models.stored_card import readable_card
+from headrace.broker.models.cards import CardFile, ModelCard, readable_card, signed
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Change, Messaging, ObjectBucket
 from headrace.jetstream.subjects import Subjects, pool_id
+
+# Remembers which pools had a worker lately: a model is neither gone nor out of offer while its workers restart.
+
+LATELY_S = 60.0
+
+
+class ServedPools:
+    """The pools that accept requests now, and when others did so last. Sans-io: the time is passed in."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._serving: set[str] = set()
+        self._left_s: dict[str, float] = {}  # when a pool's last worker was gone
+
+    def refresh(self, pools: Iterable[str], now_s: float) -> None:
+        """Compare with the leases. To be called after each of their changes, with the pools of all known models."""
+        serving = {pool for pool in pools if self._members.serving_workers(pool)}
+        self._left_s |= dict.fromkeys(self._serving - serving, now_s)
+        self._left_s = {pool: left_s for pool, left_s in self._left_s.items() if now_s - left_s < LATELY_S}
+        self._serving = serving
+
+    def lately(self, pool: str, now_s: float) -> bool:
+        """Return whether the pool has a worker that accepts requests, or had one less than `LATELY_S` ago."""
+        left_s = self._left_s.get(pool)
+        return pool in self._serving or (left_s is not None and now_s - left_s < LATELY_S)
+
 
 log = structlog.get_logger()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.broker.messages import Finish, HistoryEntry, JobFault, Row, SinceItem
-from headrace.broker.protocol.clearance import Clearance
-from headrace.broker.protocol.crashes import Crash, Grant, base_worker, counted, crashes_of
+from headrace.broker.messages.control import HistoryEntry, SinceItem
+from headrace.broker.messages.frames import Finish, JobFault, Row
+from headrace.broker.protocol.quarantine import Clearance, Crash, Grant, base_worker, counted, crashes_of
 from headrace.broker.protocol.resume import GENERATION, CrashRecorder, Resume
 
 

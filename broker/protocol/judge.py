@@ -12,27 +12,23 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.broker.messages import (
+from headrace.broker.messages.control import (
     Check,
     CheckReply,
     Claim,
     ClaimReply,
-    Frame,
-    JobEvent,
-    JobFault,
     Refuse,
     RefuseReply,
-    Row,
     RunRef,
     RunVerdict,
     SinceItem,
     Suspicion,
     SuspicionQuery,
 )
-from headrace.broker.protocol.clearance import Clearance, clear_after_s
-from headrace.broker.protocol.crashes import Crash, Grant
-from headrace.broker.protocol.group_testing import group_limit, in_words, is_poison
+from headrace.broker.messages.events import JobEvent
+from headrace.broker.messages.frames import Frame, JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.quarantine import Clearance, Crash, Grant, clear_after_s, group_limit, in_words, is_poison
 from headrace.broker.protocol.resume import GENERATION
 
 

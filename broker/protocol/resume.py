@@ -7,7 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.broker.messages import Finish, HistoryEntry
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.frames import Finish
 
 GENERATION = 1000  # attempts of generation k start at k × 1000, above any copy that may still be stored
 

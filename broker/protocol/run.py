@@ -30,14 +30,39 @@ The token path reads `Run.state` as a plain attribute, once per token.
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
+from enum import Enum, StrEnum
 from math import inf
+from typing import TypeVar
 
-from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
-from headrace.broker.protocol.clearance import CLEAR_TOKENS
-from headrace.broker.protocol.group_testing import limit_by_header
-from headrace.broker.protocol.transitions import follow
+from headrace.broker.messages.control import HistoryEntry, RunRef
+from headrace.broker.messages.frames import Finish, Row, Text, TokenLogprob
+from headrace.broker.messages.requests import Envelope, PrefillDecision
+from headrace.broker.protocol.quarantine import CLEAR_TOKENS, limit_by_header
 from headrace.jetstream.ports import Delivery
+
+# Transition tables: which states of a state machine may follow each of its states.
+#
+# A state machine of this project is an enum, a table of this kind and the methods that use it, all at the head of one file:
+# the reader sees every transition there, and nothing outside that file assigns the state.
+
+S = TypeVar("S", bound=Enum)
+
+
+class IllegalTransition(RuntimeError):
+    """A state may not follow the present one: the caller has a bug. `before` and `after` are the two states."""
+
+    def __init__(self, before: Enum, after: Enum) -> None:
+        super().__init__(f"{type(before).__name__}: {before.name} cannot become {after.name}")
+        self.before = before
+        self.after = after
+
+
+def follow(table: Mapping[S, frozenset[S]], before: S, after: S) -> S:
+    """Return `after` if the table has it behind `before`. Raises IllegalTransition."""
+    if after not in table[before]:
+        raise IllegalTransition(before, after)
+    return after
 
 
 class RunState(StrEnum):

@@ -11,32 +11,28 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode, decode_worker_control
 from headrace.broker.errors import WireError
-from headrace.broker.messages import (
+from headrace.broker.messages.control import (
     Abort,
     Answers,
-    Cancel,
     Done,
     Drain,
     Inspect,
     KvDump,
     LoadAdapter,
     Ping,
-    Record,
     Since,
     UnloadAdapter,
 )
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.broker.messages.events import Cancel
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
-from headrace.broker.prefill.client import PrefillClient
-from headrace.broker.prefill.server import PrefillServer
+from headrace.broker.messages.requests import EncodeMedia, MediaEncoded, Record
+from headrace.broker.prefill_client import PrefillClient
+from headrace.broker.prefill_server import PrefillServer
 from headrace.broker.protocol.run import RunState
-from headrace.broker.worker.operating.command_audit import note_command
-from headrace.broker.worker.operating.operator_commands import Inspector, OperatorCommands
-from headrace.broker.worker.ports import EncodePort
-from headrace.broker.worker.reply import reply
-from headrace.broker.worker.run_lifecycle import RunLifecycle
-from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker.operations import Inspector, OperatorCommands
+from headrace.broker.worker.outbox import TokenOutbox
+from headrace.broker.worker.runs import RunLifecycle
+from headrace.broker.worker.state import EncodePort, WorkerState, note_command, reply
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Message
 

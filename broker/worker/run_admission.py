@@ -7,23 +7,19 @@ import asyncio
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode_request, parse_job_headers, parse_prefill_header
-from headrace.broker.dead_letters import dead_letter
-from headrace.broker.deadline_texts import missed
-from headrace.broker.errors import BrokerError, WireError
-from headrace.broker.failed_deliveries import FailedDeliveries, fault_of_failure
-from headrace.broker.log_ids import log_ids
+from headrace.broker.codec import decode_request, log_ids, parse_job_headers, parse_prefill_header
+from headrace.broker.dead_letters import FailedDeliveries, dead_letter, fault_of_failure
+from headrace.broker.errors import BrokerError, WireError, missed
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import HEADER_KEPT, ClaimReply, JobFault, Suspicion
+from headrace.broker.messages.control import ClaimReply, Suspicion
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.requests import HEADER_KEPT
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.trial import Turn, alone_after_s
+from headrace.broker.protocol.runs import Turn, alone_after_s
 from headrace.broker.spill import fetch_payload
-from headrace.broker.worker.consumers import WorkerConsumers
-from headrace.broker.worker.judge_client import JudgeClient
-from headrace.broker.worker.preemption import Preemption
-from headrace.broker.worker.ranks import choose_rank
-from headrace.broker.worker.run_lifecycle import RunLifecycle
-from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker.outbox import choose_rank
+from headrace.broker.worker.runs import JudgeClient, Preemption, RunLifecycle
+from headrace.broker.worker.state import WorkerConsumers, WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery

@@ -18,17 +18,17 @@ from typing import Any
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode_request, job_headers, parse_job_headers
-from headrace.broker.dead_letters import dead_letter
+from headrace.broker.codec import decode_request, job_headers, log_ids, parse_job_headers
+from headrace.broker.dead_letters import FailedDeliveries, dead_letter
 from headrace.broker.errors import WireError
-from headrace.broker.failed_deliveries import FailedDeliveries
-from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages import Envelope, HistoryEntry, WorkerMember
-from headrace.broker.worker.preemption import Preemption
-from headrace.broker.worker.reports import EventSender
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Envelope
+from headrace.broker.worker.outbox import EventSender
+from headrace.broker.worker.runs import Preemption
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull

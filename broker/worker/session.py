@@ -10,45 +10,247 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
+import structlog
+
 from headrace.broker import metrics
-from headrace.broker.codec import encode
+from headrace.broker.codec import encode, log_ids
+from headrace.broker.dead_letters import note_failure
+from headrace.broker.errors import unfinished
 from headrace.broker.membership.failure_detector import FailureDetector
-from headrace.broker.membership.janitor import Janitor
+from headrace.broker.membership.janitor import Janitor, rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
-from headrace.broker.messages import WorkerMember
-from headrace.broker.prefill.client import PrefillClient
-from headrace.broker.prefill.server import PrefillExecutor, PrefillServer
-from headrace.broker.worker.consumers import WorkerConsumers
-from headrace.broker.worker.frames import FrameSender
-from headrace.broker.worker.gone_judges import GoneJudges
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.prefill_client import PrefillClient
+from headrace.broker.prefill_server import PrefillExecutor, PrefillServer
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.worker.drain import AdapterChanges, Drainer, Evacuation, RoleChange, Withdrawal
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
-from headrace.broker.worker.isolation import IsolationMover
-from headrace.broker.worker.janitor_election import JanitorElection
-from headrace.broker.worker.judge_client import JudgeClient
-from headrace.broker.worker.lapses import Lapses
-from headrace.broker.worker.operating.adapters import AdapterChanges
-from headrace.broker.worker.operating.drain import Drainer
-from headrace.broker.worker.operating.evacuation import Evacuation
-from headrace.broker.worker.operating.operations import WorkerOperations
-from headrace.broker.worker.operating.operator_commands import AdminInbox, Inspector, OperatorCommands
-from headrace.broker.worker.operating.role_change import RoleChange
-from headrace.broker.worker.operating.withdrawal import Withdrawal
-from headrace.broker.worker.ports import EnginePorts, RunSink
-from headrace.broker.worker.preemption import Preemption
-from headrace.broker.worker.reports import EventSender, LoadReporter
+from headrace.broker.worker.operations import AdminInbox, Inspector, OperatorCommands, WorkerOperations
+from headrace.broker.worker.outbox import EventSender, FrameSender, LoadReporter, TokenOutbox
 from headrace.broker.worker.run_admission import RunAdmission, WorkIntake
-from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.runs import IsolationMover, JudgeClient, Preemption, RunLifecycle
 from headrace.broker.worker.self_placement import SelfPlacer
-from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker.timers import WorkerTimers
-from headrace.broker.worker.token_outbox import TokenOutbox
-from headrace.broker.worker.trial import Trial
+from headrace.broker.worker.state import EnginePorts, RunSink, WorkerConsumers, WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Message
 from headrace.jetstream.tasks import TaskScope
+
+# Lapse of the lease: a run of that time sends nothing until its judge has said that it is still current.
+
+
+class Lapses:
+    """Marks runs when the lease is lost, and asks about them once it is back, one question per judge."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        judges: JudgeClient,
+        lease: LeaseKeeper,
+        outbox: TokenOutbox,
+        runs: RunLifecycle,
+        tasks: TaskScope,
+    ) -> None:
+        """Questions are asked in `tasks`."""
+        self._state = state
+        self._judges = judges
+        self._lease = lease
+        self._outbox = outbox
+        self._runs = runs
+        self._tasks = tasks
+        self._asking: set[Run] = set()
+
+    def mark(self) -> None:
+        """Hold back what runs and what has ended: the lease is lost."""
+        for run in self._state.runs:
+            if run.state in (RunState.RUNNING, RunState.ENDED):
+                run.lapse()
+
+    def recheck(self) -> None:
+        """Ask about every lapsed run that is not being asked about. To be called at every tick."""
+        if not self._lease.held:
+            return
+        by_judge: dict[str, list[Run]] = {}
+        for run in self._state.runs:
+            if run.state is RunState.LAPSED and run not in self._asking:
+                by_judge.setdefault(run.judge, []).append(run)
+        for runs in by_judge.values():
+            self._asking.update(runs)
+            self._tasks.spawn(self._ask(runs))
+
+    async def _ask(self, runs: list[Run]) -> None:
+        try:
+            verdicts = await self._judges.check(runs)
+        finally:
+            self._asking.difference_update(runs)
+        if not self._lease.held:
+            return  # lapsed again meanwhile: the answer may be old, and the next tick asks anew
+        for run, verdict in verdicts.items():
+            if run.state is not RunState.LAPSED:
+                continue
+            if verdict == "current":
+                self._outbox.continue_run(run)
+            else:
+                self._runs.drop(run, how=verdict)
+
+
+# Drops the runs of judges that are gone, because no client waits for their tokens.
+
+
+class GoneJudges:
+    """Looks for absent judges every `silence_s`, and drops their runs after a fresh read of their lease."""
+
+    def __init__(self, deps: WorkerDeps, state: WorkerState, members: Members, runs: RunLifecycle, tasks: TaskScope) -> None:
+        """Leases are read in `tasks`."""
+        self._every_s = deps.timing.silence_s
+        self._state = state
+        self._members = members
+        self._runs = runs
+        self._tasks = tasks
+        self._looked_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Look for judges without a lease, if it is time. To be called at every tick."""
+        if now_s < self._looked_s + self._every_s:
+            return
+        self._looked_s = now_s
+        for judge in {run.judge: None for run in self._state.runs if not self._members.ingress_live(run.judge)}:
+            self._tasks.spawn_guarded(self._drop_if_gone(judge), lambda error: note_failure("judge", error))
+
+    async def _drop_if_gone(self, judge: str) -> None:
+        runs = [run for run in self._state.runs if run.judge == judge]  # not those that come while the lease is read
+        if await self._members.ingress_gone(judge):
+            for run in runs:
+                self._runs.drop(run, how="judge_gone")
+
+
+# The trial of suspects on one worker: what is in their way is moved, and those that have gone on are cleared.
+
+log = structlog.get_logger()
+
+
+class Trial:
+    """Watches the suspects of one worker, and lifts the limit of those that their judges have cleared."""
+
+    def __init__(self, state: WorkerState, judges: JudgeClient, isolation: IsolationMover, tasks: TaskScope) -> None:
+        """Judges are asked in `tasks`."""
+        self._state = state
+        self._judges = judges
+        self._isolation = isolation
+        self._tasks = tasks
+        self._asking: set[Run] = set()
+
+    def tick(self, now_s: float) -> None:
+        """Look at the suspects. To be called at every tick while the worker takes work under its lease."""
+        self._isolation.tick()
+        for run in self._state.runs.suspects:
+            if run.state is not RunState.RUNNING or not run.made:
+                continue
+            if run.progress_s is None:
+                run.progress_s = now_s
+            if now_s - run.progress_s >= run.clear_s and run.ahead and run not in self._asking:
+                self._asking.add(run)
+                self._tasks.spawn(self._ask(run))
+
+    async def _ask(self, run: Run) -> None:
+        """Ask the judge, which has seen the same progress and alone decides. It is asked again at the next tick."""
+        try:
+            reply = await self._judges.suspicion(run)
+        finally:
+            self._asking.discard(run)
+        if reply is None or run.state is not RunState.RUNNING or reply.limit:
+            return
+        self._state.runs.clear(run)
+        metrics.SUSPECTS.labels("cleared").inc()
+        log.info("suspect.cleared", **log_ids(run.envelope), attempt=run.attempt, worker=self._state.worker)
+        self._state.changed()
+
+
+# The periodic work of one worker session: extends claims, repeats last frames, ends runs that are too late.
+
+TICK_S = 0.1
+
+
+class WorkerTimers:
+    """The clock of one worker session. Run `extend_claims` and `tick`."""
+
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        state: WorkerState,
+        lease: LeaseKeeper,
+        outbox: TokenOutbox,
+        lapses: Lapses,
+        trial: Trial,
+        gone_judges: GoneJudges,
+    ) -> None:
+        self._timing = deps.timing
+        self._wall = deps.wall
+        self._state = state
+        self._lease = lease
+        self._outbox = outbox
+        self._lapses = lapses
+        self._trial = trial
+        self._gone_judges = gone_judges
+
+    async def extend_claims(self) -> None:
+        """Extend the claims on all stored messages three times per ack wait, while the lease is held, until cancelled."""
+        while True:
+            await asyncio.sleep(self._timing.ack_wait_s / 3)
+            if self._lease.held:
+                for run in self._state.runs:
+                    run.delivery.progress()
+
+    async def tick(self) -> None:
+        """Look at everything that has a time limit every `TICK_S`, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = loop.time()
+            self._state.tombstones.expire(now)
+            self._lapses.recheck()
+            if self._lease.held and self._state.taking:
+                self._trial.tick(now)
+            self._gone_judges.tick(now)
+            self._look_at_runs(now)
+
+    def _look_at_runs(self, now_s: float) -> None:
+        """Repeat unanswered last frames, and fail running runs whose deadline has passed."""
+        wall = self._wall()
+        for run in self._state.runs:
+            if run.state is RunState.ENDED:
+                self._outbox.repeat_end(run, now_s, every_s=self._timing.resend_s)
+            elif run.state is RunState.RUNNING and run.due_s <= now_s:
+                message = unfinished(wall - run.envelope.created, sum(len(choice.ids) for choice in run.choices))
+                self._outbox.fail(run, JobFault("deadline_exceeded", message))
+
+
+# Chooses the worker that acts as the janitor of a pool without a router, without any message between the workers.
+
+
+class JanitorElection:
+    """The election as one worker sees it."""
+
+    def __init__(self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, members: Members) -> None:
+        self._lease_ttl_s = deps.timing.lease_ttl_s
+        self._wall = deps.wall
+        self._state = state
+        self._lease = lease
+        self._members = members
+
+    def elected(self) -> bool:
+        """Return whether this worker moves ownerless work: it is the rendezvous-first live worker, and there is no router."""
+        pool, worker = self._state.pool, self._state.worker
+        if not self._lease.held or self._members.has_router(pool):
+            return False
+        ready = self._members.ready_workers(pool)
+        # A worker that has just started may not call others gone yet; if clocks differ, two act, which does no harm.
+        before = self._wall() - self._lease_ttl_s
+        able = [member.worker for member in ready if member.started <= before] or [member.worker for member in ready]
+        return rendezvous_first(pool, able or [worker]) == worker
 
 
 class WorkerSession:

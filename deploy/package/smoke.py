@@ -21,10 +21,10 @@ STOP_S = 30.0
 ENGINES = (
     "headrace.workers.vllm",
     "headrace.workers.sglang",
-    "headrace.workers.kv.rank_listeners",
+    "headrace.workers.kv.zmq_listener",
     "headrace.workers.kv.zmq_listener",
     "headrace.workers.nixl",
-    "headrace.workers.models.dequantize",
+    "headrace.workers.model_files",
 )
 COMMAND = [sys.executable, "-P", "-m", "headrace"]
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
+from typing import Literal
 
 import msgspec
 
-from headrace.frontend.anthropic.errors import AnthropicForm
-from headrace.frontend.anthropic.schema import CountRequest, MessagesRequest, PromptFields, TokenCount
+from headrace.frontend.anthropic.schema import AnthropicForm, CountRequest, MessagesRequest, PromptFields, TokenCount
 from headrace.frontend.anthropic.translate import chat_request, has_inline_system
 from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
 from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.generation.plan import GenerationPlan, Plan
-from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.http_exchange import HttpExchange, shown_id
-from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
+from headrace.frontend.generation.sse import StreamWriter, WholeWriter
+from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.exchange import HttpExchange, shown_id
+from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
+from headrace.frontend.ports import Served
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
 REQUEST_ID = b"request-id"  # the header that Anthropic's clients read
 
@@ -74,3 +77,158 @@ class MessagesApi:
 
 def _add_request_id(exchange: HttpExchange) -> None:
     exchange.more_headers.append((REQUEST_ID, shown_id(exchange.scope).encode()))
+
+
+# Describes models in Anthropic's shape: the entries and pages of `/v1/models` for clients of the Messages API.
+
+DEFAULT_LIMIT = 20  # Anthropic's
+MOST_LIMIT = 1000
+
+
+class Support(msgspec.Struct, kw_only=True):
+    """A capability that a model has or has not."""
+
+    supported: bool
+
+
+class EffortSupport(Support, kw_only=True):
+    """The levels of effort that requests may name. What a level does is decided by the model's template."""
+
+    low: Support
+    medium: Support
+    high: Support
+    xhigh: Support
+    max: Support
+
+
+class ServerToolSupport(Support, kw_only=True):
+    """The tools that would run on this server, of which there are none."""
+
+    web_search: Support
+    code_execution: Support
+
+
+class ThinkingTypes(msgspec.Struct, kw_only=True):
+    """The values of `thinking.type` that requests may have."""
+
+    enabled: Support
+    disabled: Support
+    adaptive: Support
+    between_tools: Support
+
+
+class ThinkingSupport(Support, kw_only=True):
+    """Reasoning that is returned as thinking blocks."""
+
+    types: ThinkingTypes
+
+
+class Capabilities(msgspec.Struct, kw_only=True):
+    """The capabilities of a model, by the names of Anthropic's API."""
+
+    batch: Support
+    citations: Support
+    code_execution: Support
+    context_management: Support
+    effort: EffortSupport
+    image_input: Support
+    pdf_input: Support
+    server_tools: ServerToolSupport
+    structured_outputs: Support
+    thinking: ThinkingSupport
+
+
+class AnthropicModel(msgspec.Struct, kw_only=True):
+    """A served model. `max_input_tokens` is the context length, which input and output share."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+    capabilities: Capabilities
+
+
+class AnthropicModelList(msgspec.Struct, kw_only=True):
+    """A page of the served models."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def model_entry(served: Served) -> AnthropicModel:
+    """Return the entry of a model, an alias or an adapter."""
+    card = served.card
+    name = served.name
+    return AnthropicModel(
+        id=name,
+        display_name=name,
+        created_at=datetime.fromtimestamp(int(card.created), UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=card.context_length,
+        max_tokens=card.context_length,
+        capabilities=_capabilities(served),
+    )
+
+
+def model_page(models: Sequence[Served], query: Mapping[str, str]) -> AnthropicModelList:
+    """Return the page that `limit`, `after_id` and `before_id` name. Raises BadRequest."""
+    entries = [model_entry(served) for served in models]
+    ids = [entry.id for entry in entries]
+    limit = _limit(query.get("limit"))
+    start, end = 0, len(entries)
+    if after := query.get("after_id"):
+        start = _place(ids, after, "after_id") + 1
+    if before := query.get("before_id"):
+        end = _place(ids, before, "before_id")
+    if before and not after:  # the page that ends before this entry
+        has_more = end - limit > start
+        start = max(start, end - limit)
+    else:
+        has_more = end - start > limit
+        end = min(end, start + limit)
+    page = entries[start:end]
+    return AnthropicModelList(
+        data=page,
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_LIMIT
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= MOST_LIMIT:
+        raise BadRequest(f"limit must be a number from 1 to {MOST_LIMIT}, got {given[:100]!r}", param="limit")
+    return int(given)
+
+
+def _place(ids: Sequence[str], name: str, param: str) -> int:
+    if name not in ids:
+        raise BadRequest(f"{param} {name[:100]!r} is none of the served models", param=param)
+    return ids.index(name)
+
+
+def _capabilities(served: Served) -> Capabilities:
+    card = served.card
+    no = Support(supported=False)
+    chat = Support(supported="chat" in card.kinds)
+    reasons = card.reasoning_parser is not None
+    level = Support(supported=reasons)
+    types = ThinkingTypes(enabled=chat, disabled=chat, adaptive=chat, between_tools=chat)
+    return Capabilities(
+        batch=no,
+        citations=no,
+        code_execution=no,
+        context_management=no,
+        effort=EffortSupport(supported=reasons, low=level, medium=level, high=level, xhigh=level, max=level),
+        image_input=Support(supported="image" in card.media),
+        pdf_input=no,
+        server_tools=ServerToolSupport(supported=False, web_search=no, code_execution=no),
+        structured_outputs=chat,
+        thinking=ThinkingSupport(supported=reasons, types=types),
+    )

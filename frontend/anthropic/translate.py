@@ -2,18 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
-from headrace.frontend.anthropic.conversation import continues, messages_of
-from headrace.frontend.anthropic.schema import MessagesRequest, PromptFields, ToolUseChoice
+from headrace.frontend.anthropic.schema import Block, MessageIn, MessagesRequest, PromptFields, ToolUseChoice
+from headrace.frontend.chat_schema import (
+    ChatRequest,
+    Function,
+    FunctionName,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.tools import KNOWN_TOOLS, hosted_type
-from headrace.frontend.http.field_checks import mapping_at, missing, unsupported
-from headrace.frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
-from headrace.frontend.schema.common import JsonSchema, ResponseFormat
+from headrace.frontend.generation.request_checks import KNOWN_TOOLS, hosted_type
+from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
+
+# Converts the turns of the Messages API into the messages of a chat, by the rules of vLLM's server.
+
+BILLING_HEADER = "x-anthropic-billing-header"
+
+
+def messages_of(request: PromptFields, *, strip_billing: bool, merge_system: bool) -> list[Message]:
+    """Return the messages of a chat. With `merge_system` all system messages become the first one.
+
+    Raises BadRequest with the path of the field.
+    """
+    return _Messages(strip_billing=strip_billing, merge_system=merge_system).of(request)
+
+
+def continues(messages: Sequence[Message]) -> bool:
+    """Return True if the client has begun the answer, which the model has to continue."""
+    last = messages[-1]
+    return last["role"] == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+
+
+class _Messages:
+    """Converts one conversation."""
+
+    def __init__(self, *, strip_billing: bool, merge_system: bool) -> None:
+        self._strip = strip_billing
+        self._merge = merge_system
+        self._out: list[Message] = []
+
+    def of(self, request: PromptFields) -> list[Message]:
+        """Return the messages. Raises BadRequest."""
+        system = self._system(request.system, "system") if request.system is not None else ""
+        if self._merge:
+            system += "".join(
+                self._system(m.content, f"messages[{i}].content") for i, m in enumerate(request.messages) if m.role == "system"
+            )
+        if system:
+            self._out.append({"role": "system", "content": system})
+        for i, message in enumerate(request.messages):
+            self._turn(message, f"messages[{i}].content")
+        if not self._out:
+            raise BadRequest("messages must say something", param="messages")
+        return self._out
+
+    def _system(self, content: str | Sequence[Block], where: str) -> str:
+        if isinstance(content, str):
+            return self._stripped(content)
+        texts = []
+        for j, block in enumerate(content):
+            place = f"{where}[{j}]"
+            if _kind(block, place) != "text":
+                raise unsupported(f"{place}.type", f"{block['type'][:100]!r} is not supported here: text only")
+            texts.append(self._stripped(text_at(block, "text", place)))
+        return "".join(texts)
+
+    def _stripped(self, text: str) -> str:
+        """Remove the billing line, which differs in every request and would make every prefix a new one."""
+        if not self._strip or not text.startswith(BILLING_HEADER):
+            return text
+        return text.partition("\n")[2]
+
+    def _turn(self, message: MessageIn, where: str) -> None:
+        content = message.content
+        if message.role == "system":
+            if not self._merge and (text := self._system(content, where)):
+                self._out.append({"role": "system", "content": text})
+        elif isinstance(content, str):
+            self._out.append({"role": message.role, "content": content})
+        elif message.role == "assistant":
+            self._assistant(content, where)
+        else:
+            self._user(content, where)
+
+    def _user(self, content: Sequence[Block], where: str) -> None:
+        parts: list[Block] = []
+        for j, block in enumerate(content):
+            place = f"{where}[{j}]"
+            if _kind(block, place) == "tool_result":
+                self._result(block, place)
+            elif (part := _part(block, place)) is not None:
+                parts.append(part)
+        if parts:
+            self._out.append(cast("Message", {"role": "user", "content": _short(parts)}))
+
+    def _result(self, block: Block, where: str) -> None:
+        """Add a tool result: its text as the tool's message, its images as a user message, as tools cannot have images."""
+        content = block.get("content")
+        texts: list[str] = []
+        images: list[Block] = []
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            for j, inner in enumerate(list_at(content or (), f"{where}.content")):
+                part = _part(inner, f"{where}.content[{j}]")
+                if part is None:
+                    continue
+                if part["type"] == "text":
+                    texts.append(part["text"])
+                else:
+                    images.append(part)
+        call_id = text_at(block, "tool_use_id", where)
+        self._out.append({"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)})
+        if images:
+            self._out.append(cast("Message", {"role": "user", "content": images}))
+
+    def _assistant(self, content: Sequence[Block], where: str) -> None:
+        message: Message = {"role": "assistant"}
+        parts: list[Block] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        for j, block in enumerate(content):
+            place = f"{where}[{j}]"
+            kind = _kind(block, place)
+            if kind == "thinking":
+                thoughts.append(text_at(block, "thinking", place))
+            elif kind == "tool_use":
+                calls.append(_call(block, place))
+            elif kind != "redacted_thinking" and (part := _part(block, place)) is not None:
+                parts.append(part)
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        if parts:
+            message["content"] = _short(parts)
+        self._out.append(message)
+
+
+def _short(parts: list[Block]) -> str | list[Block]:
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _call(block: Block, where: str) -> ToolCall:
+    given = block.get("input")
+    if given is not None and not isinstance(given, Mapping):
+        raise wrong(f"{where}.input", "an object")
+    name, call_id = text_at(block, "name", where), text_at(block, "id", where)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(given or {})}}
+
+
+def _part(block: Any, where: str) -> Block | None:
+    """Return a block as a part of a chat message; None if it is empty."""
+    kind = _kind(block, where)
+    if kind == "text":
+        text = text_at(block, "text", where)
+        return {"type": "text", "text": text} if text else None
+    if kind == "tool_reference":  # what a client's own search for tools has found: it offers them from now on
+        return {"type": "text", "text": f"The tool {text_at(block, 'tool_name', where)} can be called now."}
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": _image(block.get("source"), f"{where}.source")}}
+    if kind == "document":
+        source = mapping_at(block.get("source"), f"{where}.source")
+        if source.get("type") == "text":
+            return {"type": "text", "text": text_at(source, "data", f"{where}.source")}
+        raise unsupported(f"{where}.source.type", f"{str(source.get('type'))[:100]!r} is not supported here: text only")
+    raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here")
+
+
+def _image(source: Any, where: str) -> str:
+    source = mapping_at(source, where)
+    kind = text_at(source, "type", where)
+    if kind == "url":
+        return text_at(source, "url", where)
+    if kind == "base64":
+        return f"data:{text_at(source, 'media_type', where)};base64,{text_at(source, 'data', where)}"
+    raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: base64 or url")
+
+
+def _kind(block: Any, where: str) -> str:
+    return text_at(mapping_at(block, where), "type", where)
+
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

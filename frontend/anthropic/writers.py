@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.messages import Finish, Row
-from headrace.broker.output_parts import parts_of
-from headrace.frontend.anthropic.errors import AnthropicForm
+from headrace.broker.jobs import parts_of
+from headrace.broker.messages.frames import Finish, Row
 from headrace.frontend.anthropic.schema import (
     AnswerBlock,
+    AnthropicForm,
     MessageAnswer,
     MessageUsage,
     StopReason,
@@ -22,11 +22,8 @@ from headrace.frontend.anthropic.schema import (
     ToolUseBlock,
 )
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.content_blocks import ContentBlock, ContentBlocks
-from headrace.frontend.writers.sse import Head
-from headrace.frontend.writers.tool_arguments import arguments_of
-from headrace.frontend.writers.usage import UsageCounter
+from headrace.frontend.generation.content_blocks import ContentBlock, ContentBlocks, arguments_of
+from headrace.frontend.generation.sse import Head, StreamWriter, UsageCounter, WholeWriter
 
 _encode = msgspec.json.Encoder().encode
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 import math
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from headrace.broker.keys.records import NO_LIMITS, SCOPES, KeyRecord, Limits
+from headrace.broker.keys import NO_LIMITS, SCOPES, KeyRecord, Limits
 from headrace.frontend.errors import Forbidden
 from headrace.frontend.ports import Served
+from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import DEFAULT_TENANT, tenant_token
 
 _KNOWN_MODELS = 1024
@@ -86,3 +90,40 @@ def check_model(scope: Any, *names: str | None) -> None:
             return
     shown = next(name for name in names if name)
     raise Forbidden(f"this API key does not cover the model {shown!r}", param="model", code="model_not_allowed")
+
+
+# Tells whether an address can be reached from other machines, and refuses to listen there unprotected.
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only processes of this machine reach what listens on this address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def exposure_problem(settings: FrontendSettings) -> str | None:
+    """Return why a frontend must not start with these settings, as one sentence that says what to do; None if it may."""
+    if is_loopback(settings.host) or settings.insecure or settings.asks_for_keys:
+        return None
+    return (
+        f"{settings.host} can be reached from other machines: give --api-key (or HEADRACE_API_KEY), or --auth keys and make "
+        "keys with `headrace keys create`, or --insecure to serve all who reach it"
+    )
+
+
+# Makes the salt that keeps the prefix caches of tenants apart.
+
+
+@lru_cache(maxsize=4096)
+def tenants_salt(tenant: str, asked: str | None) -> str:
+    """Return 128 bits of a hash of the tenant and the salt that the client asked for, as hexadecimal digits.
+
+    Blocks of prompts are found by hashes that begin with the salt, so a tenant finds only its own, whatever salt another names.
+    """
+    return hashlib.sha256(f"{tenant}\0{asked or ''}".encode()).hexdigest()[:32]

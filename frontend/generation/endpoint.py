@@ -15,24 +15,42 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.errors import SlowClient
-from headrace.broker.messages import Row
+from headrace.broker.messages.frames import Row
 from headrace.frontend.auth.quotas import Hold, longest_output
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, translate
-from headrace.frontend.generation.explain_header import Explained
-from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
+from headrace.frontend.generation.explain import Explained, MergedAnswer, RequestStory, submit_all
 from headrace.frontend.generation.plan import Plan
-from headrace.frontend.generation.request_story import RequestStory
-from headrace.frontend.generation.service_level import counts_as_failed, service_level
-from headrace.frontend.histogram import Series
-from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
-from headrace.frontend.http.malloc import forget_frames
-from headrace.frontend.metrics import Metrics
+from headrace.frontend.generation.sse import KEEPALIVE, StreamWriter, WholeWriter
+from headrace.frontend.http.exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
+from headrace.frontend.http.loop import forget_frames
+from headrace.frontend.metrics import Level, Metrics, Series
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
-from headrace.frontend.request_audit.policy import Content
+from headrace.frontend.request_audit import Content
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.tracing.names import operation
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.sse import KEEPALIVE
+from headrace.frontend.spans import operation
+
+# Judges an ended answer by the operator's targets: the time to its first token, and the time per token after that.
+
+TOO_MANY_REQUESTS = 429
+
+
+def service_level(*, first_token_s: float, per_token_s: float | None, target_first_s: float, target_token_s: float) -> Level:
+    """Return how an answer compares with its targets; a target of 0 is met by every answer.
+
+    `per_token_s`: the mean time per token after the first; None where there is one token. What is late at first is called that,
+    however fast it goes on.
+    """
+    if 0 < target_first_s < first_token_s:
+        return "first_token_late"
+    if per_token_s is not None and 0 < target_token_s < per_token_s:
+        return "tokens_late"
+    return "met"
+
+
+def counts_as_failed(status: int) -> bool:
+    """Return True for an error that is not the client's own: its request was refused for lack of room, or broke here."""
+    return status >= 500 or status == TOO_MANY_REQUESTS
+
 
 log = structlog.get_logger()
 

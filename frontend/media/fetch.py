@@ -3,18 +3,297 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin, urlsplit
 
+import httptools
 import structlog
 
-from headrace.frontend.media.addresses import PORTS, Forbidden, Target, check_address, parse_url
-from headrace.frontend.media.client import FetchedBody, FetchFailed, NoAnswer, get
+from headrace.frontend.media.parts import HEAD
+
+# Decides which URLs and addresses this server may fetch from at a client's request. No I/O.
+#
+# A request names a URL, and this process opens it from inside the operator's network. So only public addresses are allowed.
+# The check is made on the addresses after the name was resolved, because a name does not show where it leads.
+
+MAX_URL = 8192  # characters
+PORTS = {"http": 80, "https": 443}
+
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")  # urlsplit would drop some of these silently
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*\.?\Z")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NOT_PUBLIC = (  # networks that the standard library treats as public
+    ipaddress.ip_network("168.63.129.16/32"),  # internal services of one cloud
+    ipaddress.ip_network("192.0.0.0/24"),
+    ipaddress.ip_network("64:ff9b:1::/48"),
+)
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Forbidden(ValueError):
+    """The URL or the address is not allowed. The message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The parts of a URL. `host` is lower-case ASCII; an address is in its usual spelling."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str  # with the query, percent-encoded
+
+    @property
+    def host_header(self) -> str:
+        """Return the value of the Host header."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
+
+    @property
+    def is_address(self) -> bool:
+        """Return True if the host is an IP address."""
+        return _address(self.host) is not None
+
+
+def parse_url(url: str, domains: Sequence[str] = ()) -> Target:
+    """Parse a URL. Raises Forbidden unless it is a plain http or https URL, and, with `domains`, in one of these."""
+    if len(url) > MAX_URL:
+        raise Forbidden(f"a URL of {len(url)} characters; at most {MAX_URL} are taken")
+    if _FORBIDDEN.search(url):
+        raise Forbidden("the URL has blanks, control characters or backslashes in it")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise Forbidden(f"not a URL: {error}") from None
+    if parts.scheme not in PORTS:
+        raise Forbidden(f"scheme {parts.scheme[:20]!r} is not taken, only http, https and data")
+    if parts.username is not None or parts.password is not None:
+        raise Forbidden("a URL with a user name or password in it is not taken")
+    if not host or port == 0:
+        raise Forbidden("the URL names no host")
+    host = _host(host)
+    if domains and not any(host == domain or host.endswith("." + domain) for domain in domains):
+        raise Forbidden(f"{host} is not among the allowed domains: {', '.join(domains)}")
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    if parts.query:
+        path += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
+    return Target(parts.scheme, host, port or PORTS[parts.scheme], path)
+
+
+def _host(host: str) -> str:
+    address = _address(host)
+    if address is not None:
+        return str(address)
+    if ":" in host:
+        raise Forbidden(f"{host[:100]!r} is not an address")
+    try:
+        # the resolver accepts decimal, octal, hexadecimal and short forms of addresses, so they are parsed here
+        return str(ipaddress.IPv4Address(socket.inet_aton(host)))
+    except (OSError, ValueError):
+        pass
+    try:
+        name = host if host.isascii() else host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise Forbidden(f"{host[:100]!r} is not a host name") from None
+    name = name.lower()
+    if not _NAME.match(name):
+        raise Forbidden(f"{host[:100]!r} is not a host name")
+    return name.removesuffix(".")
+
+
+def _address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def check_address(text: str) -> None:
+    """Raise Forbidden unless this is a public unicast address, also inside IPv6 forms that contain an IPv4 address."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        raise Forbidden(f"{text[:100]!r} is not an address") from None
+    for part in _destinations(address):
+        if not part.is_global or part.is_multicast or part.is_reserved or any(part in network for network in _NOT_PUBLIC):
+            raise Forbidden(f"{address} is not a public address")
+
+
+def _destinations(address: Address) -> list[Address]:
+    """Return the addresses that a packet may reach: for most forms that contain an IPv4 address, only that one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    carried = [address.sixtofour, *(address.teredo or ())]
+    return [address, *(part for part in carried if part is not None)]
+
+
+# An HTTP client for a single GET over one connection to one address, with every size bounded.
+#
+# It uses asyncio's streams and httptools, which also parses the requests of this server. httpx or aiohttp could do this. But
+# the connection must go to the address that was checked, under the requested name, and nothing may follow redirects, resolve
+# names again or decompress bodies by itself. A page of code is safer than a large dependency that is configured to do less.
+
+MAX_HEAD = 32 * 1024  # bytes of status line and headers
+_CHUNK = 64 * 1024
+
+
+class FetchFailed(Exception):
+    """The fetch failed. The message has the reason. `unreachable`: another address may work."""
+
+    unreachable = False
+
+
+class NoAnswer(FetchFailed):
+    """The host has no address, takes no connection, or does not answer in HTTP."""
+
+
+class Unreachable(NoAnswer):
+    """No connection to this address could be made."""
+
+    unreachable = True
+
+
+class TooLarge(FetchFailed):
+    """The body exceeds the limit."""
+
+
+class FetchedBody:
+    """The answer of a server, filled by the parser. `body` is complete once `done`."""
+
+    def __init__(self, limit: int, check_start: Callable[[bytes], None]) -> None:
+        self._limit = limit
+        self._check_start = check_start
+        self._parser = httptools.HttpResponseParser(self)
+        self._head = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._framed = False  # headers give the length, so the end of the connection is not the end of the body
+        self._checked = False
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.in_body = False
+        self.done = False
+
+    def feed(self, data: bytes) -> None:
+        """Parse received data. Raises FetchFailed."""
+        if not self.in_body:
+            self._head += len(data)
+            if self._head > MAX_HEAD + _CHUNK:
+                raise NoAnswer("its headers do not end")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None  # the exception of a callback below
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise NoAnswer("its answer is not HTTP") from None
+
+    def end(self) -> None:
+        """Handle the end of the connection. Raises FetchFailed if the answer is not complete."""
+        if not self.in_body or self._framed:
+            why = "it closed the connection before its answer was complete"
+            raise FetchFailed(why) if self.in_body else NoAnswer(why)
+        self.done = True
+
+    def body(self) -> bytes:
+        """Return the body."""
+        return b"".join(self._parts)
+
+    def close(self) -> None:
+        """Drop the parser. It refers back to this object, so the bytes would otherwise stay until garbage collection."""
+        del self._parser
+
+    # -- the parser's callbacks ------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= 200 or len(name) + len(value) > MAX_HEAD:
+            raise FetchFailed("it sends too many headers")
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self.headers.clear()
+            return
+        self.in_body = True
+        self._framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        if self.status != 200:
+            self.done = True  # its body is not used
+            return
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise FetchFailed(f"it sends content-encoding {encoding[:50]!r} though only identity was asked for")
+        length = self.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            raise TooLarge(f"it has {length[:20]} bytes; at most {self._limit} are taken")
+
+    def on_body(self, data: bytes) -> None:
+        if self.done or not self.in_body:
+            return
+        self._size += len(data)
+        if self._size > self._limit:
+            raise TooLarge(f"it has more than the {self._limit} bytes that are taken")
+        self._parts.append(data)
+        if not self._checked and self._size >= HEAD:
+            self._checked = True
+            self._check_start(b"".join(self._parts))
+
+    def on_message_complete(self) -> None:
+        if self.status >= 200:
+            self.done = True
+
+
+async def get(
+    target: Target, address: str, *, tls: ssl.SSLContext | None, limit: int, check_start: Callable[[bytes], None]
+) -> FetchedBody:
+    """Fetch `target` from `address`. Only the body of a 200 is read.
+
+    With `tls` the certificate must be that of the target's host, for any address. `check_start` gets the first bytes and may
+    raise. The caller sets the deadline. Raises FetchFailed.
+    """
+    try:
+        reader, writer = await asyncio.open_connection(
+            address,
+            target.port,
+            ssl=tls,
+            server_hostname=target.host if tls is not None else None,
+            limit=_CHUNK,
+        )
+    except ssl.SSLError as error:
+        raise Unreachable(f"no trusted connection: {error.reason or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"no connection: {error.__class__.__name__}") from None
+    answer = FetchedBody(limit, check_start)
+    try:
+        writer.write(
+            f"GET {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\nUser-Agent: headrace\r\nAccept: */*\r\n"
+            "Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("ascii")
+        )
+        while not answer.done:
+            data = await reader.read(_CHUNK)
+            if data:
+                answer.feed(data)
+            else:
+                answer.end()
+        return answer
+    except OSError as error:
+        raise NoAnswer(f"the connection broke: {error.__class__.__name__}") from None
+    finally:
+        answer.close()
+        writer.transport.abort()  # a graceful close could block forever
+
 
 log = structlog.get_logger()
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.frontend.schema.answers import UNSET, ContentLogprob, UnsetType
-from headrace.frontend.schema.chat import Tool
-from headrace.frontend.schema.common import MAX_LOGPROBS, Int64, Penalty, TokenId
+from headrace.frontend.answer_schema import UNSET, ContentLogprob, UnsetType
+from headrace.frontend.chat_schema import MAX_LOGPROBS, Int64, Penalty, TokenId, Tool
+from headrace.frontend.errors import FrontendError
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 KeepAlive = int | float | str | None
@@ -264,3 +264,29 @@ SCHEMAS: tuple[type[msgspec.Struct], ...] = (
     OllamaVectorRequest,
     OllamaVersion,
 )
+
+
+# Writes errors in Ollama's shape, and answers its routes that change models, which are not served here.
+
+PREFIX = "/api/"
+
+# names of parameters in the chat that a request became → in the request
+_NAMES = {
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "temperature": "options.temperature",
+    "response_format.json_schema.schema": "format",
+    "structured_outputs": "format",
+    "response_format": "format",
+}
+
+
+class OllamaForm:
+    """The error form of Ollama's API: one sentence, which names the parameter."""
+
+    def __call__(self, error: FrontendError, /) -> bytes:
+        message = str(error)
+        param = _NAMES.get(error.param or "", error.param)
+        if param is not None and param not in message:
+            message = f"{param}: {message}"
+        return msgspec.json.encode(OllamaFault(error=message))

@@ -10,24 +10,21 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.messages import Row, TokenLogprob
-from headrace.broker.output_parts import parts_of
+from headrace.broker.jobs import parts_of
+from headrace.broker.messages.frames import Row, TokenLogprob
+from headrace.frontend.answer_schema import UNSET, ContentLogprob
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.ollama.errors import OllamaForm
+from headrace.frontend.generation.content_blocks import BlockStep, ContentBlock, ContentBlocks, arguments_of
+from headrace.frontend.generation.sse import LogprobWriter, StreamWriter, UsageCounter, WholeWriter
 from headrace.frontend.ollama.schema import (
     OllamaCalled,
     OllamaCalledFunction,
     OllamaChatAnswer,
     OllamaCounts,
+    OllamaForm,
     OllamaPromptAnswer,
     OllamaSaid,
 )
-from headrace.frontend.schema.answers import UNSET, ContentLogprob
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks
-from headrace.frontend.writers.logprobs import LogprobWriter
-from headrace.frontend.writers.tool_arguments import arguments_of
-from headrace.frontend.writers.usage import UsageCounter
 
 _encode = msgspec.json.Encoder().encode
 

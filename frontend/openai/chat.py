@@ -2,39 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from headrace.broker.messages import Parsing
+from headrace.broker.codec import unpack_u32
+from headrace.broker.messages.requests import Parsing
+from headrace.frontend.answer_schema import ChatRecord
+from headrace.frontend.chat_schema import ChatRequest, GenerationRequest, Message
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
-from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
-from headrace.frontend.generation.tenant import tenant_of
-from headrace.frontend.generation.tools import calls_in, toolbox_of
-from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.http_exchange import HttpExchange, log_ids
+from headrace.frontend.generation.content_blocks import INPUT, ParsedWriter
+from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation, tenant_of
+from headrace.frontend.generation.request_checks import calls_in, check_choices, refuse_unsupported, toolbox_of
+from headrace.frontend.generation.sse import (
+    CHAT_EVENTS,
+    AnswerOptions,
+    EventForm,
+    EventWriter,
+    LogprobWriter,
+    StreamWriter,
+    WholeWriter,
+)
+from headrace.frontend.generation.unary import EchoWriter, StoringStream, StoringWhole, UnaryWriter
+from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.exchange import HttpExchange, log_ids
+from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.media.loader import MediaItem, MediaLoader
 from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.openai.answer_writer import answer_writer, whole_writer
-from headrace.frontend.openai.chat_adapter import ChatOptions
-from headrace.frontend.openai.chat_messages import named_roles, plain_messages
 from headrace.frontend.openai.stored_chats import StoredChats
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
-from headrace.frontend.schema.chat import ChatRequest
-from headrace.frontend.schema.stored import ChatRecord
+from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.sse import CHAT_EVENTS
-from headrace.frontend.writers.stored_answer import StoringStream, StoringWhole
+
+# Connects APIs that speak in messages (Responses, Messages) to the chat planner, by a port and the options they set.
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that an API sets for a conversation and that no chat request has."""
+
+    id_prefix: str
+    at_most: int | None = None  # tokens per choice; unlike `max_tokens` it may exceed the room that the context leaves
+    by_token: bool = False  # parse the answer token by token even if it is not streamed, to know which token has which text
+
+
+class ChatAdapter(Protocol):
+    """`headrace.frontend.openai.chat.ChatApi`, as APIs that speak in messages see it."""
+
+    def plan_chat(self, request: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> Awaitable[GenerationPlan]:
+        """Plan the jobs that answer a conversation. Raises a FrontendError or an AdmissionError."""
+
+
+# Converts the messages of a chat request into the form that chat templates expect.
+#
+# The rules are those of vLLM's server, so that the same request gives the same prompt: text parts are joined by newlines,
+# arguments of past tool calls become objects, and reasoning is given under both of its names.
 
 log = structlog.get_logger()
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""Type of a text part → the key of its text."""
+
+
+def plain_messages(messages: Sequence[Message], *, parts: bool = False) -> list[dict[str, Any]]:
+    """Convert messages; with `parts` their contents become lists of parts. Raises BadRequest with the path of the field."""
+    return [_plain(message, f"messages[{i}]", parts) for i, message in enumerate(messages)]
+
+
+def _plain(message: Message, where: str, parts: bool) -> dict[str, Any]:
+    role = message["role"]
+    content = message.get("content")
+    if content is None and role != "assistant":  # an assistant message may consist of tool calls alone
+        raise missing(f"{where}.content")
+    texts = [content] if isinstance(content, str) else _texts(content or (), where)
+    plain: dict[str, Any] = {"role": role}
+    if parts and role != "tool":
+        plain["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        plain["content"] = texts[0] if len(texts) == 1 else "\n".join(texts)
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [_past_call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(calls)]
+        reasoning = message.get("reasoning")
+        if reasoning is None:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            plain["reasoning"] = plain["reasoning_content"] = reasoning
+    elif role == "tool" and (call_id := message.get("tool_call_id")) is not None:
+        plain["tool_call_id"] = call_id
+    if (name := message.get("name")) is not None:
+        plain["name"] = name
+    return plain
+
+
+def _texts(parts: Sequence[Mapping[str, Any]], where: str) -> list[str]:
+    return [_text(part, f"{where}.content[{j}]") for j, part in enumerate(parts)]
+
+
+def _text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind is None:
+        raise missing(f"{where}.type")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} is not supported here: text parts only")
+    text = part.get(key, part.get("text"))
+    if text is None:
+        raise missing(f"{where}.{key}")
+    if not isinstance(text, str):
+        raise BadRequest(f"invalid value for {where}.{key}: expected a string", param=f"{where}.{key}")
+    return text
+
+
+def _past_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a past call as templates know it: that of a freeform tool becomes the call of the function that stands for it."""
+    function: Mapping[str, Any] | None = call.get("function")
+    if call.get("type") == "custom":
+        custom = call.get("custom")
+        if custom is None:
+            raise missing(f"{where}.custom")
+        function = {"name": custom["name"], "arguments": {INPUT: custom.get("input") or ""}}
+        call = {key: value for key, value in call.items() if key != "custom"} | {"type": "function"}
+    if function is None:
+        raise missing(f"{where}.function")
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
+
+
+def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
+    """Parse the arguments of a past call. Invalid ones become {}, because an error would end the conversation for good."""
+    if not arguments:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    log.warning("tool_call.arguments_dropped", where=where, characters=len(arguments))
+    return {}
+
+
+# -- roles ---------------------------------------------------------------------------------------------------
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of OpenAI's API. Some models have more, which their templates name."""
+
+_KNOWN_ROLES = frozenset(ROLES)
+
+
+def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Check the roles, and rename `developer` to `system` for templates that know only the older name.
+
+    Raises BadRequest for a role that neither OpenAI's API nor the template has: most templates would take any word for a role.
+    """
+    roles = {message["role"] for message in messages}
+    if unknown := {role for role in roles - _KNOWN_ROLES if not template.knows_role(role)}:
+        i, role = next((i, message["role"]) for i, message in enumerate(messages) if message["role"] in unknown)
+        param = f"messages[{i}].role"
+        raise BadRequest(f"invalid value for {param}: {role!r}. Supported are: {', '.join(ROLES)}", param=param)
+    if "developer" not in roles or template.knows_role("developer"):
+        return messages
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+# Chooses the writer for an answer of the chat and completions APIs, with all that the client wants to see in it.
+
+T = TypeVar("T")
+
+
+def whole_writer(request: GenerationRequest, plan: GenerationPlan, form: EventForm, *, echo: Sequence[str] = ()) -> WholeWriter:
+    """Return a writer of the whole answer beside that of its stream. Both take the same rows, so it has its own counter."""
+    alone = msgspec.structs.replace(plan, counter=plan.counter.fresh())
+    whole = answer_writer(msgspec.structs.replace(request, stream=False), alone, form, echo=echo)
+    assert isinstance(whole, WholeWriter)  # noqa: S101  # it is not streamed
+    return whole
+
+
+def answer_writer(
+    request: GenerationRequest, plan: GenerationPlan, form: EventForm, *, echo: Sequence[str] = ()
+) -> StreamWriter | WholeWriter:
+    """Return the writer of the answer. `echo` has one text per prompt, or is empty."""
+    n, total, asked = request.n or 1, plan.choices, plan.options
+    logprobs, token_ids = None, bool(request.return_token_ids)
+    if asked.top_logprobs is not None:
+        logprobs = LogprobWriter(asked.top_logprobs, choices=total, as_ids=bool(request.return_tokens_as_token_ids))
+    if asked.parse is not None and not asked.parse.reasoning:  # tokens would reveal the reasoning that is to be left out
+        logprobs, token_ids = None, False
+    prompt_ids = [unpack_u32(p.packed) for p in asked.prompts] if request.return_token_ids else []
+    echo_first: list[tuple[int, str]] = []
+    if echo and logprobs is not None and not form.chat:
+        first_ids = [unpack_u32(p.packed[:4]) for p in asked.prompts]
+        echo_first = [(ids[0], plan.model.encoder.decode(ids)) for ids in first_ids]
+    stream_options = request.stream_options
+    usage = bool(stream_options and stream_options.include_usage)
+    options = AnswerOptions(
+        usage=usage,
+        usage_always=bool(usage and stream_options and stream_options.continuous_usage_stats),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        role=asked.role,
+        parse=asked.parse,
+        freeform=asked.freeform,
+        echo=_per_choice(echo, n) if echo else (),
+        echo_first=_per_choice(echo_first, n) if echo_first else (),
+        prompt_ids=_per_choice(prompt_ids, n) if prompt_ids else (),
+        prompt_text=asked.prompt_text,
+        prompt_logprobs=asked.prompt_logprobs is not None,
+        silent=asked.silent,
+    )
+    if not request.stream:
+        return UnaryWriter(plan.head, plan.counter, choices=total, chat=form.chat, options=options)
+    kind = ParsedWriter if asked.parse is not None else EchoWriter if echo_first or asked.silent else EventWriter
+    return kind(form, plan.head, plan.counter, choices=total, options=options)
+
+
+def _per_choice(values: Sequence[T], choices: int) -> list[T]:
+    """Repeat each prompt's value for its choices."""
+    return [value for value in values for _ in range(choices)]
+
 
 NOT_OFFERED = b"headrace-tools-not-offered"
 

@@ -6,19 +6,19 @@ from typing import cast
 
 import msgspec
 
+from headrace.frontend.chat_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import GenerationOptions, Plan, plan_generation
 from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
-from headrace.frontend.http.body_decoding import decode_request, kinds_of
+from headrace.frontend.generation.sse import COMPLETION_EVENTS
+from headrace.frontend.http.bodies import decode_request, kinds_of
+from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.field_checks import missing, unsupported
-from headrace.frontend.http.http_exchange import HttpExchange
-from headrace.frontend.openai.answer_writer import answer_writer, whole_writer
-from headrace.frontend.prompts import prompt_embeds
+from headrace.frontend.openai.chat import answer_writer, whole_writer
+from headrace.frontend.prompts import model_cache as prompt_embeds
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
-from headrace.frontend.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.sse import COMPLETION_EVENTS
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 

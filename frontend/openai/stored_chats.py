@@ -12,16 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.broker.errors import ResponseNotStored, ResponseUnknown
-from headrace.broker.ingress.record_index import digest
-from headrace.broker.ingress.response_store import StoredResponse
-from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.tenant import tenant_in
-from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.page_query import PageQuery, read_body
-from headrace.frontend.metrics import Metrics
-from headrace.frontend.ports import RecordPort, ResponsePort
-from headrace.frontend.schema.chat import Message
-from headrace.frontend.schema.stored import (
+from headrace.broker.ingress.response_store import StoredResponse, digest
+from headrace.frontend.answer_schema import (
     ChatList,
     ChatMessageList,
     ChatRecord,
@@ -30,6 +22,13 @@ from headrace.frontend.schema.stored import (
     StoredChat,
     StoredMessage,
 )
+from headrace.frontend.chat_schema import Message
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.generation.plan import tenant_in
+from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.exchange import PageQuery, read_body
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.ports import RecordPort, ResponsePort
 from headrace.frontend.settings import FrontendSettings
 
 log = structlog.get_logger()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.frontend.schema.answers import UNSET, UnsetType
+from headrace.frontend.answer_schema import UNSET, UnsetType
 
 Inputs = str | Annotated[list[str | int | list[int]], Meta(min_length=1)]  # a text, ids, or a list of either
 Text = str | dict[str, Any]

@@ -7,13 +7,19 @@ encoder never releases the interpreter, so a single call for millions of numbers
 from __future__ import annotations
 
 import binascii
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import msgspec
 
-from headrace.broker.messages import Row
+from headrace.broker.codec import unpack_f32
+from headrace.broker.messages.frames import Row
+from headrace.frontend.answer_schema import UNSET
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.generation.sse import Head, UsageCounter, WholeWriter
 from headrace.frontend.pooling.schema import (
     ClassData,
     PoolingUsage,
@@ -24,12 +30,30 @@ from headrace.frontend.pooling.schema import (
     Score,
     ScoreAnswer,
 )
-from headrace.frontend.pooling.vectors import cosine, floats
 from headrace.frontend.prompts.prompt_encoder import PromptEncoder
-from headrace.frontend.schema.answers import UNSET
-from headrace.frontend.writers.base import WholeWriter
-from headrace.frontend.writers.sse import Head
-from headrace.frontend.writers.usage import UsageCounter
+
+# Decodes the vectors of workers: f32, little endian.
+
+
+class BadVector(FrontendError, status=502, code="engine_error", retriable=True):
+    """The engine gave a vector that has no meaning."""
+
+
+def floats(vector: bytes) -> list[float]:
+    """Return the numbers of a vector. Raises BadVector if it is empty, truncated or not finite, which JSON cannot express."""
+    if not vector or len(vector) % 4:
+        raise BadVector(f"the engine gave a vector of {len(vector)} bytes")
+    numbers = unpack_f32(vector)
+    if not math.isfinite(sum(numbers)):
+        raise BadVector("the engine gave a vector with numbers that are not finite")
+    return numbers
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the cosine of two vectors; 0 if one of them is zero."""
+    length = math.sqrt(sum(map(mul, a, a))) * math.sqrt(sum(map(mul, b, b)))
+    return sum(map(mul, a, b)) / length if length else 0.0
+
 
 _encode = msgspec.json.Encoder().encode
 

@@ -2,16 +2,336 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from datetime import datetime
+from functools import wraps
+from types import TracebackType
 from typing import Any
 
 import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.frontend.errors import BadRequest, ModelUnusable
-from headrace.frontend.prompts.content_format import takes_parts
-from headrace.frontend.prompts.growth import MAX_CHARS
-from headrace.frontend.prompts.template_sandbox import Limited, TemplateEnvironment, TemplateTimeout
+
+# Detects the content format of a chat template: whether it expects a message's content as text or as a list of parts.
+#
+# A template that loops over the content was written for parts. Given a string, it would loop over its characters, or miss the
+# parts of a message that has several.
+
+
+def takes_parts(template: nodes.Template) -> bool:
+    """Return True if the template loops over the content of messages."""
+    passed = set(_macro_names(template))
+    in_macros = {id(loop): macro for macro in template.find_all(nodes.Macro) for loop in macro.find_all(nodes.For)}
+    for loop in template.find_all(nodes.For):
+        looped = _bare(loop.iter)
+        macro = in_macros.get(id(loop))
+        if _is_content(looped):
+            return True
+        if isinstance(looped, nodes.Name) and (
+            (macro.name, looped.name) in passed if macro is not None else looped.name == "content"
+        ):
+            return True
+    return False
+
+
+def _macro_names(template: nodes.Template) -> Iterator[tuple[str, str]]:
+    """Yield (macro, parameter) for every parameter that some call fills with the content of a message."""
+    macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
+    for call in template.find_all(nodes.Call):
+        macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+        if macro is None:
+            continue
+        for parameter, value in zip(macro.args, call.args, strict=False):
+            if _is_content(_bare(value)):
+                yield macro.name, parameter.name
+        for keyword in call.kwargs:
+            if _is_content(_bare(keyword.value)):
+                yield macro.name, keyword.key
+
+
+def _bare(node: nodes.Node | None) -> nodes.Node | None:
+    """Return the expression without the filters and slices around it."""
+    while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+        node = node.node
+    return node
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+# Bounds how much longer one operation of a template may make a text: what would be over the limit on prompts raises.
+
+MAX_CHARS = 64 * 1024 * 1024  # of a rendered prompt; twice the largest body, by default
+MAX_WIDTH = 10_000  # to which a text is padded, or into which parts it is cut
+MAX_INDENT = 256  # before each of the lines of a text
+
+_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[#0 +-]*(?:\d{5,}|\*|\d*\.(?:\d{5,}|\*))")
+_WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5,}|\{)")
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+_FILTERS = {"indent": MAX_INDENT, "tojson": MAX_INDENT} | dict.fromkeys(
+    ("center", "slice", "batch", "wordwrap", "truncate", "round", "urlize"), MAX_WIDTH
+)
+
+
+def check_size(size: int) -> None:
+    """Raise SecurityError for a text or list that is larger than any prompt."""
+    if size > MAX_CHARS:
+        raise SecurityError("a text longer than any prompt")
+
+
+def check_percent(text: object) -> None:
+    """Raise SecurityError for a format of the operator `%` that pads to an excessive width."""
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    if isinstance(text, str) and _WIDE_PERCENT.search(text):
+        raise SecurityError("a format with an excessive width")
+
+
+def check_method(owner: str | bytes, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise SecurityError for a call of a text's method whose result would be larger than any prompt."""
+    if name in _PADDING:
+        _check_numbers((*args, *named.values()), MAX_WIDTH)
+    elif name in ("format", "format_map"):
+        if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
+            raise SecurityError("a format with an excessive width")
+    elif name == "replace" and len(args) >= 2 and all(isinstance(arg, type(owner)) for arg in args[:2]):
+        check_size(len(owner) + owner.count(args[0]) * len(args[1]))
+    elif name == "join" and args and isinstance(args[0], Sized):
+        check_size(len(owner) * len(args[0]))
+    elif name == "translate":
+        raise SecurityError("translate is not for prompts")
+
+
+def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that raises SecurityError for arguments with which its result would be excessive."""
+    most = _FILTERS.get(name)
+    if name == "format":
+
+        @wraps(function)
+        def formatting(*args: Any, **named: Any) -> Any:
+            check_percent(args[0] if args else "")
+            return function(*args, **named)
+
+        return formatting
+    if name == "replace":
+
+        @wraps(function)
+        def replacing(*args: Any, **named: Any) -> Any:
+            texts = [arg for arg in args if isinstance(arg, str)]
+            if len(texts) >= 3:
+                check_size(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
+            return function(*args, **named)
+
+        return replacing
+    if most is None:
+        return function
+
+    @wraps(function)
+    def bounded(*args: Any, **named: Any) -> Any:
+        _check_numbers((*args[1:], *named.values()), most)
+        return function(*args, **named)
+
+    return bounded
+
+
+def _check_numbers(values: Sequence[Any], most: int) -> None:
+    for value in values:
+        if isinstance(value, int | float) and abs(value) > most:
+            raise SecurityError(f"{value} is more than {most}")
+
+
+# A sandboxed Jinja environment for chat templates, with limits on the time and the size of a rendering.
+#
+# Templates come with the model and are written for transformers: sandboxed, blocks trimmed, `break` and `continue`, a
+# `tojson` that does not escape HTML, `raise_exception`, `strftime_now`, and the `generation` tag, which only marks text for
+# training.
+#
+# Every iteration of a loop and every call of a macro counts towards a check of the clock, so a rendering ends at its deadline
+# in any thread; a thread cannot be stopped from outside. Nothing is computed while a template is compiled, which no clock
+# guards, and what makes text longer (operators, methods, filters: `headrace.frontend.prompts.templates`) makes none over the
+# limit of prompts.
+
+_STEPS = 64  # between two checks of the clock
+_MAX_BITS = 4096  # of the integers that a template computes
+_SIZED = (str, bytes, list, tuple)  # no union, which would be made anew for each check
+_LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length"})
+
+
+class TemplateTimeout(jinja2.TemplateRuntimeError):
+    """The rendering exceeded its time limit."""
+
+
+class _Deadline(threading.local):
+    """The deadline of the rendering in this thread."""
+
+    ends: float = float("inf")  # time.monotonic()
+    steps: int = _STEPS  # until the next check of the clock
+
+
+_deadline = _Deadline()
+
+
+class Limited:
+    """Makes renderings in its block raise TemplateTimeout after this long. A class, which costs half of a generator."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        _deadline.ends, _deadline.steps = time.monotonic() + self._seconds, _STEPS
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _deadline.ends = float("inf")
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` renders its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _NothingComputed(CodeGenerator):
+    """Compiles templates without computing any part of them: what is constant is computed when it is rendered."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - the name is Jinja's
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of a model's templates. Safe to use from several threads."""
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+    code_generator_class = _NothingComputed
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        self.optimized = False
+        self.filters["tojson"] = _tojson
+        self.filters = {name: bounded_filter(name, function) for name, function in self.filters.items()}
+        del self.globals["lipsum"]
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    @property
+    def step(self) -> None:
+        """Check the clock at every `_STEPS`th read. Every iteration of a loop reads this property.
+
+        Reading an attribute is the cheapest thing that a compiled template can do with its environment.
+        """
+        _deadline.steps -= 1
+        if _deadline.steps <= 0:
+            _deadline.steps = _STEPS
+            if time.monotonic() > _deadline.ends:
+                raise TemplateTimeout("it took too long")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in _LOOP_ATTRIBUTES:  # the most frequent ones; the checks allow them
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        if template.find(nodes.EvalContextModifier) is not None:  # its value is computed while compiling
+            raise jinja2.TemplateSyntaxError("autoescape is not for prompts", 1, name, filename)
+        for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+            step = nodes.ExprStmt(nodes.EnvironmentAttribute("step"), lineno=node.lineno)
+            step.set_environment(self)
+            node.body.insert(0, step)  # type: ignore[attr-defined]  # all three have a body
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute a sum, product, power or formatted text. Raises SecurityError if it would be larger than any prompt."""
+        if operator == "+":
+            if type(left) is str is type(right):  # nearly every sum of a template
+                if len(left) + len(right) > MAX_CHARS:
+                    check_size(len(left) + len(right))
+                return left + right
+            if isinstance(left, _SIZED) and isinstance(right, _SIZED):
+                check_size(len(left) + len(right))
+        elif operator == "%":
+            check_percent(left)
+        elif operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
+                raise SecurityError("a power too large")
+        else:
+            for many, times in ((left, right), (right, left)):
+                if not isinstance(times, int):
+                    continue
+                if isinstance(many, _SIZED):
+                    check_size(len(many) * times)
+                if isinstance(many, int) and many.bit_length() + times.bit_length() > _MAX_BITS:
+                    raise SecurityError("a product too large")
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the sandboxed form of a text's `format`. Raises SecurityError for one with an excessive width."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_method(value.__self__, "format", (), {})
+        return wrapped
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of a template. Raises SecurityError for a method that would make text larger than any prompt."""
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | bytes):
+            check_method(owner, obj.__name__, args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
+
+    def joined(self, values: tuple[Any, ...]) -> str:
+        """Join values as the operator `~` does. Raises SecurityError for a text larger than any prompt."""
+        texts = [str(value) for value in values]
+        check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  # templates expect local time
+
 
 _MARK = "\ue0aaHEADRACE-CONTINUE\ue0aa"  # private-use characters: no prompt contains this by accident
 _PROBE = _MARK + " "  # the blank shows whether the template trims contents

@@ -5,15 +5,99 @@ One turn of an assistant is several items (reasoning, a text, calls) and one mes
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import json
+import re
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
+
+from headrace.broker.errors import ResponseUnknown
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.frontend.chat_schema import Message
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
-from headrace.frontend.responses.compaction_items import summary_in
+from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.toolset import SEARCH, Toolset, toolset_of
-from headrace.frontend.schema.chat import Message
+
+# Brings items into the form in which answers list them: with an id, a status, and content as a list of parts.
+
+ItemForm = dict[str, Any]
+
+ID_PREFIX = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+    "compaction": "cmp",
+}
+"""The beginning of an item's id by its type; messages have `msg`."""
+
+_WITH_STATUS = frozenset({"message", "function_call", "function_call_output", "tool_search_call", "tool_search_output"})
+
+
+def item_name(item: Mapping[str, Any], job_id: str, place: str) -> str:
+    """Return an id for an item of a request. It has the id of the request's job, so that any ingress can follow it."""
+    return f"{ID_PREFIX.get(item.get('type', ''), 'msg')}_{job_id}_{place}"
+
+
+def listed(item: Mapping[str, Any], name: str) -> ItemForm:
+    """Return an item as lists show it. `name` is the id of an item that has none."""
+    kind = item.get("type") or "message"
+    form: ItemForm = {**item, "type": kind, "id": item.get("id") or name}
+    if kind in _WITH_STATUS and form.get("status") is None:
+        form["status"] = "completed"
+    if kind == "message":
+        if isinstance(content := form.get("content"), str):
+            form["content"] = [text_part(content, form.get("role") == "assistant")]
+    elif kind == "reasoning":
+        form["summary"] = form.get("summary") or []
+        for key in ("content", "encrypted_content"):
+            if form.get(key) is None:
+                form.pop(key, None)
+    return form
+
+
+def text_part(text: str, by_model: bool) -> ItemForm:
+    """Return a part of a message for its text."""
+    if by_model:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": text}
+
+
+# Packs summaries into items of type `compaction`, which clients send back like any other item, and reads them.
+#
+# The `encrypted_content` of such an item is opaque to clients and not encrypted: it is made of the client's own conversation,
+# and nothing of it is kept here.
+
+MARK = "hrc1."  # begins what this server made; the number is the version of what follows
+
+
+def packed(summary: str) -> str:
+    """Return the opaque content of a compaction item."""
+    return MARK + base64.urlsafe_b64encode(summary.encode()).decode()
+
+
+def summary_in(item: Mapping[str, Any], where: str) -> str:
+    """Return the summary in a compaction item. Raises BadRequest if this server did not make it."""
+    param = f"{where}.encrypted_content"
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(MARK):
+        try:
+            return base64.b64decode(content.removeprefix(MARK), altchars=b"-_", validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            raise BadRequest(f"invalid value for {param}: it was changed or cut since it was made", param=param) from None
+    raise unsupported(param, "was made by another server and cannot be read here")
+
 
 Item = Mapping[str, Any]
 
@@ -180,3 +264,144 @@ def _text(part: Any, where: str) -> str:
     part = mapping_at(part, where)
     kind = part.get("type", "text")
     return text_at(part, _TEXTS.get(kind, "text") if isinstance(kind, str) else "text", where)
+
+
+# Reads the conversation that a request continues: earlier turns by `previous_response_id`, single items by reference.
+
+_ITEM_ID = re.compile(r"[a-z]{1,8}_(?P<job>[0-9a-f]{8,64})_(?P<place>i?[0-9]{1,9})\Z")
+
+RESPONSE_PREFIX = "resp_"
+MAX_REFERENCES = 256
+
+HistoryItem = dict[str, Any]
+
+
+class PreviousUnknown(BadRequest, code="previous_response_not_found"):
+    """The response to be continued is not stored."""
+
+
+class StillMade(BadRequest, code="response_in_progress"):
+    """The response to be continued has not ended."""
+
+
+class TooLong(BadRequest, code="conversation_too_long"):
+    """The conversation has too many turns, or they are too large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The conversation before a request. `chain` has the ids of its turns, `size` the bytes of its items as JSON."""
+
+    items: list[HistoryItem] = field(default_factory=list)
+    chain: list[str] = field(default_factory=list)
+    size: int = 0
+
+
+class History:
+    """Reads conversations from the store, within limits. `store` None = nothing is stored."""
+
+    def __init__(self, store: ResponsePort | None, *, max_turns: int, max_bytes: int) -> None:
+        self._store = store
+        self._max_turns = max_turns
+        self._max_bytes = max_bytes
+
+    async def before(self, previous: str | None, tenant: str) -> Past:
+        """Read the conversation up to a response.
+
+        Raises PreviousUnknown, StillMade, TooLong, and a JetStreamError if the store cannot be reached.
+        """
+        if previous is None:
+            return Past()
+        last = await self._get(previous, tenant, previous)
+        if last.judge:
+            raise StillMade(
+                f"response {previous!r} is still being made and cannot be continued yet", param="previous_response_id"
+            )
+        turns = len(last.chain) + 1
+        if turns > self._max_turns:
+            raise self._too_long(f"{turns} turns, the limit is {self._max_turns}")
+        size = last.chain_bytes + last.item_bytes
+        if size > self._max_bytes:
+            raise self._too_long(f"{size} bytes of items, the limit is {self._max_bytes}")
+        store = self._store
+        assert store is not None  # noqa: S101  # `_get` has read from it
+        try:
+            earlier = await store.get_all(last.chain, tenant)
+        except ResponseUnknown as error:
+            raise _unknown(previous, error.response_id) from None
+        items: list[HistoryItem] = []
+        for turn in (*earlier, last):
+            items += turn.items()
+            await asyncio.sleep(0)  # decoding a long turn blocks the event loop for a while
+        return Past(items=items, chain=[*last.chain, last.id], size=size)
+
+    async def items(self, given: str | Sequence[HistoryItem], past: Past, tenant: str) -> list[HistoryItem]:
+        """Return the request's own items, with references replaced by their items. Raises BadRequest."""
+        if isinstance(given, str):
+            return [user_item(given)]
+        references = [i for i, item in enumerate(given) if kind_of(item, f"input[{i}]") == "item_reference"]
+        if not references:
+            return list(given)
+        if len(references) > MAX_REFERENCES:
+            raise BadRequest(f"at most {MAX_REFERENCES} item references, got {len(references)}", param="input")
+        items = list(given)
+        known = {item["id"]: item for item in past.items if "id" in item}
+        for i in references:
+            name = text_at(given[i], "id", f"input[{i}]")
+            if name not in known:
+                known |= await self._around(name, tenant)
+            if name not in known:
+                param = f"input[{i}].id"
+                raise BadRequest(f"{param}: there is no stored item {name[:100]!r}", param=param, code="item_not_found")
+            items[i] = known[name]
+        return items
+
+    async def _around(self, name: str, tenant: str) -> dict[str, HistoryItem]:
+        """Return all items of the turn that an item's id names."""
+        match = _ITEM_ID.match(name)
+        if match is None or self._store is None:
+            return {}
+        try:
+            turn = await self._store.get(RESPONSE_PREFIX + match["job"], tenant)
+        except ResponseUnknown:
+            return {}
+        return {item["id"]: item for item in turn.items() if "id" in item}
+
+    async def _get(self, response_id: str, tenant: str, asked: str) -> StoredResponse:
+        if self._store is None or not response_id.startswith(RESPONSE_PREFIX):
+            raise _unknown(asked, response_id)
+        try:
+            return await self._store.get(response_id, tenant)
+        except ResponseUnknown:
+            raise _unknown(asked, response_id) from None
+
+    @staticmethod
+    def _too_long(what: str) -> TooLong:
+        message = f"the conversation before this request has {what}; start a new one and send what matters as input"
+        return TooLong(message, param="previous_response_id")
+
+
+def _unknown(asked: str, missing: str) -> PreviousUnknown:
+    which = "" if asked == missing else f" (of its turns {missing!r} is gone)"
+    return PreviousUnknown(
+        f"previous response {asked!r} cannot be continued: it is not stored{which}", param="previous_response_id"
+    )
+
+
+def packed_items(past: Past) -> bytes:
+    """Return the items of a conversation as a record keeps them."""
+    return zlib.compress(msgspec.json.encode(past.items), level=1)
+
+
+def kept_past(record: StoredResponse) -> Past | None:
+    """Return the conversation that a record keeps, None for one that keeps none."""
+    if not record.before:
+        return None
+    items = msgspec.json.decode(zlib.decompress(record.before), type=list[HistoryItem])
+    return Past(items=items, chain=record.chain, size=record.chain_bytes)
+
+
+def named_items(items: Sequence[HistoryItem], job_id: str) -> bytes:
+    """Return a request's items as JSON for the store, each with an id."""
+    named = [item if item.get("id") else {**item, "id": item_name(item, job_id, f"i{i}")} for i, item in enumerate(items)]
+    return msgspec.json.encode(named)

@@ -9,27 +9,27 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.broker.messages import Finish, Row, Text, TokenLogprob
-from headrace.broker.output_parts import parts_of
+from headrace.broker.jobs import parts_of
+from headrace.broker.messages.frames import Finish, Row, Text, TokenLogprob
+from headrace.frontend.answer_schema import ContentLogprob
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.responses.answer import IncompleteDetails, ResponseAnswer, ResponseFault, usage_of
-from headrace.frontend.responses.output_items import (
+from headrace.frontend.generation.content_blocks import BlockStep, ContentBlock, ContentBlocks, FreeformParts
+from headrace.frontend.generation.sse import LogprobWriter, StreamWriter, UsageCounter, WholeWriter
+from headrace.frontend.responses.answer import (
     CustomCallItem,
     FunctionCallItem,
+    IncompleteDetails,
     OutputItem,
     OutputText,
     ReasoningText,
+    ResponseAnswer,
+    ResponseFault,
     SearchCallItem,
     Status,
     item_of,
+    usage_of,
 )
 from headrace.frontend.responses.toolset import ClientTool
-from headrace.frontend.schema.answers import ContentLogprob
-from headrace.frontend.writers.base import StreamWriter, WholeWriter
-from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks
-from headrace.frontend.writers.freeform import FreeformParts
-from headrace.frontend.writers.logprobs import LogprobWriter
-from headrace.frontend.writers.usage import UsageCounter
 
 _encode = msgspec.json.Encoder().encode
 

@@ -9,9 +9,8 @@
 `headrace.client.sync` has the same without asyncio.
 """
 
-from headrace.client.client import Client, ClientOptions, Job, connect
+from headrace.client.client import Client, ClientOptions, Job, Request, connect
 from headrace.client.errors import ClientError, JobFailed, NotAllowed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
-from headrace.client.requests import Request
 from headrace.client.results import Result
 
 __all__ = [

@@ -6,28 +6,206 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from headrace.broker.codec import decode
-from headrace.broker.durable.cancel import JobCanceller
-from headrace.broker.durable.names import job_token
+from headrace.broker.durable.errors import JobMalformed
+from headrace.broker.durable.names import check_name, job_token
+from headrace.broker.durable.stored_job import DEFAULT_ENDPOINT, JOB_CLASSES, parse_job
+from headrace.broker.durable.stored_jobs import JobCanceller
 from headrace.broker.errors import WireError
-from headrace.broker.messages import JobStatus
+from headrace.broker.jobs import new_id
+from headrace.broker.messages.durable import (
+    HEADER_CLASS,
+    HEADER_CUSTOM_ID,
+    HEADER_DEADLINE,
+    HEADER_ENDPOINT,
+    HEADER_JOB,
+    HEADER_REPLY,
+    HEADER_STREAM,
+    JobResult,
+    JobStatus,
+)
 from headrace.broker.models.cards import ModelCard
 from headrace.client.errors import NotAllowed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
-from headrace.client.listing import ListedJob, find_open, list_jobs
-from headrace.client.named_results import NamedResults, tenant_of_login
-from headrace.client.requests import JobMessage, Request, as_request, message_of
-from headrace.client.results import Result, ResultReader
+from headrace.client.results import NamedResults, Result, ResultReader, tenant_of_login
 from headrace.jetstream.client import Connection
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import DEFAULT_TENANT, Subjects, tenant_token
+from headrace.jetstream.ports import Messaging, StoredMessage
+from headrace.jetstream.subjects import DEFAULT_TENANT, Subjects, slug, tenant_token
+from headrace.jetstream.topology import LONGEST_DEADLINE_S
 from headrace.up.runfile import read_run_file
+
+# Builds the message of a job from what a program has: a request body, a line of a batch file, or a `Request`.
+
+Priority = Literal["batch", "std", "hi"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to submit. `body` is the JSON of an HTTP request; `id` names the job for good: the same id twice is one job.
+
+    `deadline_s`: seconds from now after which the job ends as `expired`, a day by default and seven at most.
+    """
+
+    body: Mapping[str, Any]
+    id: str = msgspec.field(default_factory=new_id)
+    endpoint: str = DEFAULT_ENDPOINT
+    priority: Priority = "batch"
+    deadline_s: float | None = None
+    custom_id: str = ""
+    reply: str = ""  # a subject that gets a copy of the result
+    durable: bool = False  # the answer's events are stored as they are made
+
+
+class JobMessage(msgspec.Struct, frozen=True):
+    """A job as it is published."""
+
+    id: str
+    model_slug: str
+    data: bytes
+    headers: dict[str, str]
+
+
+def as_request(given: Request | Mapping[str, Any], **options: Any) -> Request:
+    """Return a request from any form: itself, a line of a batch file, or a body with `options`. Raises NotSubmitted."""
+    if isinstance(given, Request):
+        return msgspec.structs.replace(given, **options) if options else given
+    if isinstance(given.get("body"), Mapping) and "custom_id" in given and "url" in given:
+        method, custom_id = given.get("method", "POST"), str(given["custom_id"])
+        if method != "POST":
+            raise NotSubmitted(f"line {custom_id!r} has the method {method!r}; it must be POST")
+        line = {"body": given["body"], "endpoint": str(given["url"]), "custom_id": custom_id, "id": custom_id}
+        return Request(**(line | options))
+    return Request(body=given, **options)
+
+
+def message_of(request: Request, *, default_model: str | None = None, now: float | None = None) -> JobMessage:
+    """Return the message of a request. `default_model` is for bodies that name none. Raises NotSubmitted."""
+    model = request.body.get("model") or default_model
+    if not isinstance(model, str):
+        raise NotSubmitted(f"job {request.id!r} names no model: its body has {request.body.get('model')!r}")
+    if request.priority not in JOB_CLASSES:
+        raise NotSubmitted(f"the priority {request.priority!r} is not one of {', '.join(JOB_CLASSES)}")
+    deadline_s = request.deadline_s
+    if deadline_s is not None and not 0 < deadline_s <= LONGEST_DEADLINE_S:
+        raise NotSubmitted(f"a deadline must be above 0 and at most {LONGEST_DEADLINE_S:.0f} s, got {deadline_s!r}")
+    try:
+        headers = {HEADER_JOB: check_name(request.id), HEADER_ENDPOINT: request.endpoint, HEADER_CLASS: request.priority}
+        data = msgspec.json.encode(request.body if request.body.get("model") else {**request.body, "model": model})
+    except (JobMalformed, TypeError, ValueError, OverflowError) as error:
+        raise NotSubmitted(f"job {request.id[:80]!r} cannot be submitted: {error}") from None
+    if deadline_s is not None:
+        headers[HEADER_DEADLINE] = f"{(time.time() if now is None else now) + deadline_s:.3f}"
+    optional = {HEADER_CUSTOM_ID: request.custom_id, HEADER_REPLY: request.reply, HEADER_STREAM: "1" if request.durable else ""}
+    headers |= {name: value for name, value in optional.items() if value}
+    if bad := next((value for value in headers.values() if not value.isprintable()), None):
+        raise NotSubmitted(f"a header of job {request.id!r} has a character that cannot be sent: {bad[:80]!r}")
+    return JobMessage(request.id, slug(model), data, headers)
+
+
+# Lists the jobs of a tenant: those in the queue, and the latest results.
+
+PAGE = 256  # messages that are read at once
+LATEST = 10_000  # of the results of all tenants, how many are looked through first
+
+
+class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in a list. `status` None: it waits or runs. Times are Unix time, 0 where they are not known."""
+
+    id: str
+    status: JobStatus | None = None
+    endpoint: str = ""
+    request_class: str = ""
+    batch: str = ""
+    durable: bool = False
+    stored: float = 0.0
+    deadline: float = 0.0
+    finished: float = 0.0
+
+
+async def list_jobs(messaging: Messaging, subjects: Subjects, tenant: str, *, limit: int) -> list[ListedJob]:
+    """List jobs that have not ended, oldest first, then the latest results; at most `limit` of each."""
+    pattern = f"{subjects.prefix}.job.*.{tenant}"
+    waiting = await messaging.subject_messages(subjects.stream("JOB"), pattern, limit=limit)
+    ended = [job for message in await _latest(messaging, subjects, tenant, limit) if (job := _ended(message))]
+    over = {job.id for job in ended}
+    return [*(job for message in waiting if (job := _waiting(message, tenant)).id not in over), *ended]
+
+
+async def find_open(messaging: Messaging, subjects: Subjects, tenant: str, job: str) -> ListedJob | None:
+    """Return a job of the tenant that has not ended, None if there is none of this id. Reads the tenant's queue up to it."""
+    stream = subjects.stream("JOB")
+    state = await messaging.stream_state(stream)
+    pattern = f"{subjects.prefix}.job.*.{tenant}"
+    async for message in _between(messaging, stream, pattern, state.first_seq, state.last_seq + 1):
+        if (found := _waiting(message, tenant)).id == job:
+            return found
+    return None
+
+
+async def _latest(messaging: Messaging, subjects: Subjects, tenant: str, limit: int) -> list[StoredMessage]:
+    """Return the latest results of a tenant, oldest first.
+
+    Results of other tenants lie between them, so the stream is looked through from its end in parts, each longer than the last.
+    """
+    stream = subjects.stream("RESULT")
+    state = await messaging.stream_state(stream)
+    pattern = f"{subjects.prefix}.result.{tenant}.*"
+    found: list[StoredMessage] = []
+    end, length = state.last_seq + 1, LATEST
+    while end > state.first_seq and len(found) < limit:
+        start = max(state.first_seq, end - length)
+        part: deque[StoredMessage] = deque(maxlen=limit - len(found))
+        async for message in _between(messaging, stream, pattern, start, end):
+            part.append(message)
+        found = [*part, *found]
+        end, length = start, 4 * length
+    return found
+
+
+async def _between(messaging: Messaging, stream: str, pattern: str, start: int, end: int) -> AsyncIterator[StoredMessage]:
+    """Yield the messages of a pattern from one sequence on up to another, which is not included; a page is held at a time."""
+    while start < end:
+        page = await messaging.subject_messages(stream, pattern, limit=PAGE, start_seq=start)
+        for message in page:
+            if message.seq >= end:
+                return
+            yield message
+        if len(page) < PAGE:
+            return
+        start = page[-1].seq + 1
+
+
+def _waiting(message: StoredMessage, tenant: str) -> ListedJob:
+    try:
+        job = parse_job(message.data, message.headers or {}, tenant=tenant, seq=message.seq, stored=message.at)
+    except JobMalformed:
+        return ListedJob(id=f"seq-{message.seq}", stored=message.at)
+    return ListedJob(
+        id=job.name,
+        endpoint=job.endpoint,
+        request_class=job.request_class,
+        batch=job.batch,
+        durable=job.durable,
+        stored=job.created,
+        deadline=job.deadline,
+    )
+
+
+def _ended(message: StoredMessage) -> ListedJob | None:
+    try:
+        result = msgspec.json.decode(message.data, type=JobResult)
+    except msgspec.DecodeError:
+        return None
+    return ListedJob(id=result.id, status=result.status, stored=0.0, finished=result.finished)
+
 
 SUBMIT_TRIES = 5
 PUBLISH_TIMEOUT_S = 5.0

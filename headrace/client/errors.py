@@ -15,7 +15,7 @@ The server's own errors (`headrace.jetstream.errors`) pass through where no job 
 from __future__ import annotations
 
 from headrace.base.errors import HeadraceError
-from headrace.broker.messages import JobStatus
+from headrace.broker.messages.durable import JobStatus
 
 
 class ClientError(HeadraceError):

@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Seque
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from headrace.broker.messages import JobStatus
+from headrace.broker.messages.durable import JobStatus
 from headrace.client import client as aio
-from headrace.client.client import ClientOptions, Given
-from headrace.client.listing import ListedJob
+from headrace.client.client import ClientOptions, Given, ListedJob
 from headrace.client.results import Result
 
 T = TypeVar("T")

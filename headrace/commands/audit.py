@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import AuditRecord
-from headrace.commands.operating.audit import announce
-from headrace.commands.operating.control_client import connected
+from headrace.broker.messages.operator import AuditRecord
+from headrace.commands.control import announce, connected, located_settings
+from headrace.commands.groups import add_group
+from headrace.config.build_settings import add_setting_flags
 from headrace.config.settings import Settings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import TopologyError
@@ -123,3 +127,63 @@ def line(record: AuditRecord) -> str:
         f"{record.prompt_tokens}{cached} -> {record.completion_tokens} tokens  {record.took_s:.3f} s{first}{by}"
         f"{f'  {end}' if end else ''}  {record.id}"
     )
+
+
+# Adds `headrace audit` and its actions on the records of requests to the command line.
+
+EXAMPLES = """examples:
+  headrace audit ls --tenant acme --since 24
+  headrace audit follow --json                    with their content, where that is recorded
+  headrace audit keep --days 90 --mib 2048
+
+Frontends record requests only with --audit metadata or --audit content."""
+
+
+def add_audit(commands: Any, about: str) -> None:
+    """Add `headrace audit` and its actions."""
+    actions = add_group(
+        commands,
+        "audit",
+        about=about,
+        description="Records of requests, which frontends write that run with --audit metadata or --audit content.",
+        examples=EXAMPLES,
+    )
+    ls = _add(actions, "ls", _run_ls, "list the latest records, oldest first")
+    ls.add_argument("--limit", type=int, default=100, metavar="N", help="of them (default: 100)")
+    ls.add_argument("--since", type=float, default=0.0, metavar="HOURS", help="only of the last hours")
+    follow = _add(actions, "follow", _run_follow, "print records as they are written")
+    for parser in (ls, follow):
+        parser.add_argument("--tenant", metavar="NAME", help="only of this tenant; _ is that of requests without one")
+        parser.add_argument("--json", action="store_true", help="each as a line of JSON, with its content")
+    keep = _add(actions, "keep", _run_keep, "say how long records are kept, and how much of them")
+    keep.add_argument("--days", type=float, metavar="N", help="for so many days (at the beginning: 30)")
+    keep.add_argument("--mib", type=int, metavar="N", help="so many MiB; the oldest make room (at the beginning: 256)")
+
+
+def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    add_setting_flags(parser, "control")
+    parser.set_defaults(run=run, prog=f"headrace audit {name}")
+    return parser
+
+
+def _run_ls(parsed: argparse.Namespace) -> int:
+    from headrace.base.errors import CommandError
+
+    if parsed.limit < 1:
+        raise CommandError(f"--limit must be 1 or more, got {parsed.limit}")
+    return list_records(
+        located_settings(parsed), tenant=parsed.tenant, since_s=parsed.since * 3600, limit=parsed.limit, as_json=parsed.json
+    )
+
+
+def _run_follow(parsed: argparse.Namespace) -> int:
+
+    return follow_records(located_settings(parsed), tenant=parsed.tenant, as_json=parsed.json)
+
+
+def _run_keep(parsed: argparse.Namespace) -> int:
+
+    return keep_records(located_settings(parsed), days=parsed.days, mib=parsed.mib)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import platform
 import subprocess
+import sys
 from collections import Counter
 from importlib import metadata
 from typing import Any
 
+from headrace.commands.adapter import add_model_commands
+from headrace.commands.groups import add_group
+from headrace.config.build_settings import add_setting_flags, read_settings
 from headrace.config.options import SECTIONS, Command, Option, options_of, section_options
 from headrace.config.settings import Settings
 from headrace.config.values import mask
@@ -120,3 +125,66 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return json.dumps(value)
+
+
+# Adds the commands for models, settings and versions to the command line.
+
+
+def add_model(commands: Any, about: str) -> None:
+    """Add `headrace model` and its actions."""
+    actions = add_group(commands, "model", about=about)
+    prepare = actions.add_parser(
+        "prepare",
+        help="download and convert the bundled small chat model, if that was not done yet",
+        description="Make the bundled small chat model ready in <data-dir>/models and print its folder.",
+        allow_abbrev=False,
+    )
+    add_setting_flags(prepare, "model")
+    prepare.set_defaults(run=_run_model_prepare, prog="headrace model prepare")
+    add_model_commands(actions)
+
+
+def add_config(commands: Any, about: str) -> None:
+    """Add `headrace config`."""
+    config = commands.add_parser(
+        "config",
+        help=about,
+        description="Show the settings in force for a command, secrets masked, as TOML with the source of each value.",
+        allow_abbrev=False,
+    )
+    config.add_argument(
+        "command", nargs="?", choices=("up", "frontend", "worker", "router", "streams"), default="up", help="default: up"
+    )
+    config.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
+    shown = config.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="as JSON: key → value and source")
+    shown.add_argument("--markdown", action="store_true", help="the settings of all commands and their defaults, as tables")
+    config.set_defaults(run=_run_config, prog="headrace config")
+
+
+def add_version(commands: Any, about: str) -> None:
+    """Add `headrace version`."""
+    version = commands.add_parser("version", help=about, allow_abbrev=False)
+    version.add_argument("--json", action="store_true", help="as JSON")
+    version.set_defaults(run=_run_version, prog="headrace version")
+
+
+def _run_model_prepare(parsed: argparse.Namespace) -> int:
+    from headrace.commands.run import run_model_prepare
+
+    return run_model_prepare(read_settings(parsed, "model"))
+
+
+def _run_config(parsed: argparse.Namespace) -> int:
+
+    if parsed.markdown:
+        sys.stdout.write(settings_markdown())
+        return 0
+    sys.stdout.write(show_config(read_settings(parsed, parsed.command), as_json=parsed.json))
+    return 0
+
+
+def _run_version(parsed: argparse.Namespace) -> int:
+
+    sys.stdout.write(show_versions(as_json=parsed.json))
+    return 0

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import hashlib
 import json
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.broker.durable.names import job_token
-from headrace.broker.messages import JobProgress
-from headrace.client.client import Client, ClientOptions, client_of
-from headrace.client.errors import NotAllowed, UnknownJob
-from headrace.client.listing import ListedJob
-from headrace.commands.operating.audit import announce
-from headrace.commands.operating.control_client import columns, connected
+from headrace.broker.messages.durable import JobProgress
+from headrace.client.client import Client, ClientOptions, ListedJob, Priority, Request, client_of
+from headrace.client.errors import ClientError, NotAllowed, UnknownJob
+from headrace.client.results import Result
+from headrace.commands.control import announce, columns, connected, located_settings
+from headrace.commands.groups import add_group
+from headrace.commands.progress import Progress
+from headrace.config.build_settings import add_setting_flags
 from headrace.config.settings import Settings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
@@ -141,3 +148,265 @@ def _row(job: ListedJob) -> list[str]:
 
 def _when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if at else ""
+
+
+# Runs `headrace submit`: the lines of a file as jobs, their results as lines of another, going on where it was stopped.
+#
+# Each line is a job whose id is made of the file's digest and the line's number, so the same file submitted again is the same
+# jobs: what has a result in the output is skipped, what runs is waited for, what was never stored is stored.
+
+MOST_LINE_BYTES = 1_000_000  # a line is one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """Options of `headrace submit`. `again` makes new jobs of a file that was submitted before."""
+
+    source: Path
+    out: Path
+    tenant: str
+    model: str | None
+    endpoint: str
+    priority: Priority
+    deadline_s: float | None
+    window: int
+    again: str
+
+
+def submit_file(settings: Settings, options: SubmitOptions) -> int:
+    """Run `headrace submit`. Raises CommandError; then the same command goes on where it stopped."""
+    total, digest = check_file(options.source)
+    done = keep_whole_lines(options.out)
+    prefix = f"{digest[:16]}{options.again}"
+
+    async def run(connection: Connection, names: Subjects) -> int:
+        wanted = ClientOptions(tenant=options.tenant, prefix=names.prefix, window=options.window)
+        try:
+            client = client_of(connection, names, wanted)
+            async with client.reading():
+                return await _submit(client, options, total, done, prefix)
+        except NotAllowed as error:
+            raise CommandError(str(error)) from error
+        except ClientError as error:
+            raise CommandError(f"{error}; run the same command again to go on") from error
+
+    failed = connected(settings, run, name="headrace submit")
+    return EXIT_FAILURE if failed else EXIT_OK
+
+
+async def _submit(client: Client, options: SubmitOptions, total: int, done: Mapping[str, bool], prefix: str) -> int:
+    """Submit what has no result yet, and return how many lines have no answer."""
+    failed = 0
+    before = 0
+
+    def wanted() -> Iterator[Request]:
+        nonlocal failed, before
+        for number, line in lines_of(options.source):
+            request = request_of(line, number, prefix, options)
+            known = done.get(line_id(request.id))
+            if known is None:
+                yield request
+            else:
+                before += 1
+                failed += not known
+                bar.update()
+
+    with options.out.open("ab") as out, Progress(total, "lines") as bar:
+        async for result in client.submit_all(wanted()):
+            _write(out, result)
+            failed += not result.ok
+            bar.update(failed=failed)
+    sys.stderr.write(f"{total} lines: {total - failed} answered, {failed} failed, {before} of them before; {options.out}\n")
+    return failed
+
+
+def _write(out: IO[bytes], result: Result) -> None:
+    out.write(msgspec.json.encode(result.line()) + b"\n")
+    out.flush()
+
+
+def line_id(job: str) -> str:
+    """Return the `id` of a job's line in the output."""
+    return f"batch_req_{job_token(job)}"
+
+
+def request_of(line: Mapping[str, Any], number: int, prefix: str, options: SubmitOptions) -> Request:
+    """Return the job of a line: a line of a batch file, or the body of a request."""
+    body, endpoint = line, options.endpoint
+    custom_id = f"line-{number}"
+    if isinstance(line.get("body"), dict) and "url" in line:
+        body, endpoint, custom_id = line["body"], str(line["url"]), str(line.get("custom_id") or custom_id)
+    if options.model is not None:
+        body = {**body, "model": options.model}
+    return Request(
+        body=body,
+        id=f"{prefix}-{number}",
+        endpoint=endpoint,
+        priority=options.priority,
+        deadline_s=options.deadline_s,
+        custom_id=custom_id,
+    )
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the lines of a file with their numbers, from 1; empty ones are left out. Raises CommandError naming the line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            if len(line) > MOST_LINE_BYTES:
+                raise CommandError(f"{path}, line {number}: {len(line)} bytes; a job has at most {MOST_LINE_BYTES}")
+            try:
+                yield number, msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise CommandError(f"{path}, line {number}: no JSON object: {error}") from None
+
+
+def check_file(path: Path) -> tuple[int, str]:
+    """Read a whole file before anything is submitted. Returns its number of jobs and its digest. Raises CommandError."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        total = sum(1 for _ in lines_of(path))
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    if not total:
+        raise CommandError(f"{path} has no lines")
+    return total, digest.hexdigest()
+
+
+def keep_whole_lines(path: Path) -> dict[str, bool]:
+    """Return which jobs the output has, and whether each was answered. A last line that was cut off is removed.
+
+    Raises CommandError for a file that is no output of this command.
+    """
+    done: dict[str, bool] = {}
+    try:
+        with path.open("rb+") as file:
+            whole = 0
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    found = msgspec.json.decode(line)
+                    response = found["response"]
+                    done[found["id"]] = response is not None and response["status_code"] < 300
+                except (msgspec.DecodeError, KeyError, TypeError):
+                    raise CommandError(f"{path}, line {number}, is no result: give another file with --out") from None
+                whole += len(line)
+            if whole < os.fstat(file.fileno()).st_size:
+                file.truncate(whole)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    return done
+
+
+# Adds `headrace submit` and `headrace jobs` to the command line.
+
+SUBMIT_EXAMPLES = """examples:
+  headrace submit questions.jsonl --out answers.jsonl
+  headrace submit questions.jsonl --out answers.jsonl --request-model Qwen/Qwen3-0.6B --open 1000
+
+exit codes: 0 every line has an answer, 1 some have an error; both are in the output"""
+
+JOBS_EXAMPLES = """examples:
+  headrace jobs ls
+  headrace jobs show greeting
+  headrace jobs cancel greeting
+  headrace jobs watch greeting"""
+
+_TENANT = "the tenant that the jobs belong to (default: none)"
+
+
+def add_submit(commands: Any, about: str) -> None:
+    """Add `headrace submit`."""
+    submit = commands.add_parser(
+        "submit",
+        help=about,
+        description="Submit each line of a file as a job, and write each result as a line. The same command goes on where it "
+        "was stopped.",
+        epilog=SUBMIT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = submit.add_argument
+    add("file", type=Path, metavar="FILE", help="JSON lines: request bodies, or lines of an OpenAI batch file")
+    add("--out", type=Path, required=True, metavar="FILE", help="results, as lines of an OpenAI output file, in no order")
+    add("--request-model", metavar="MODEL", dest="request_model", help="the model of all lines, in place of their own")
+    add("--endpoint", default="/v1/chat/completions", metavar="PATH", help="of lines that are bodies (default: %(default)s)")
+    add("--priority", choices=("batch", "std", "hi"), default="batch", help="batch takes what others leave (default)")
+    add("--deadline", type=float, metavar="SECONDS", help="for each job, from when it is submitted (default: a day)")
+    add("--open", type=int, default=256, metavar="N", help="jobs that are open at once (default: 256)")
+    add("--tenant", default="_", metavar="NAME", help=_TENANT)
+    add("--again", default="", metavar="WORD", help="new jobs for a file that was submitted before, under this name")
+    add_setting_flags(submit, "control")
+    submit.set_defaults(run=_run_submit, prog="headrace submit")
+
+
+def add_jobs(commands: Any, about: str) -> None:
+    """Add `headrace jobs` and its actions."""
+    actions = add_group(
+        commands, "jobs", about=about, description="Jobs that are stored, and their results.", examples=JOBS_EXAMPLES
+    )
+    ls = _add(actions, "ls", _run_ls, "list the jobs that have not ended, and the latest results")
+    ls.add_argument("--limit", type=int, default=100, metavar="N", help="of each (default: 100)")
+    ls.add_argument("--json", action="store_true", help="as JSON")
+    show = _add(actions, "show", _run_show, "show the result of a job, as JSON")
+    show.add_argument("job", metavar="JOB", help="its id")
+    cancel = _add(actions, "cancel", _run_cancel, "end jobs unless they have ended, and print how they ended")
+    cancel.add_argument("jobs", metavar="JOB", nargs="+", help="its id")
+    watch = _add(actions, "watch", _run_watch, "print what happens to a job until it has ended, or to all jobs")
+    watch.add_argument("job", metavar="JOB", nargs="?", help="its id (default: all jobs of the tenant)")
+
+
+def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    parser.add_argument("--tenant", default="_", metavar="NAME", help=_TENANT)
+    add_setting_flags(parser, "control")
+    parser.set_defaults(run=run, prog=f"headrace jobs {name}")
+    return parser
+
+
+def _run_submit(parsed: argparse.Namespace) -> int:
+    from headrace.base.errors import CommandError
+
+    if parsed.open < 1:
+        raise CommandError(f"--open must be 1 or more, got {parsed.open}")
+    options = SubmitOptions(
+        source=parsed.file,
+        out=parsed.out,
+        tenant=parsed.tenant,
+        model=parsed.request_model,
+        endpoint=parsed.endpoint,
+        priority=parsed.priority,
+        deadline_s=parsed.deadline,
+        window=parsed.open,
+        again=parsed.again,
+    )
+    return submit_file(located_settings(parsed), options)
+
+
+def _run_ls(parsed: argparse.Namespace) -> int:
+
+    return list_jobs(located_settings(parsed), tenant=parsed.tenant, limit=parsed.limit, as_json=parsed.json)
+
+
+def _run_show(parsed: argparse.Namespace) -> int:
+
+    return show_job(located_settings(parsed), parsed.job, tenant=parsed.tenant)
+
+
+def _run_cancel(parsed: argparse.Namespace) -> int:
+
+    return cancel_jobs(located_settings(parsed), parsed.jobs, tenant=parsed.tenant)
+
+
+def _run_watch(parsed: argparse.Namespace) -> int:
+
+    return watch_jobs(located_settings(parsed), parsed.job, tenant=parsed.tenant)

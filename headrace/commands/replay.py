@@ -16,12 +16,10 @@ import msgspec
 from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Routed
+from headrace.broker.messages.control import Routed
+from headrace.commands.control import connected, live_workers, located_settings
 from headrace.commands.groups import add_group
-from headrace.commands.operating.control import live_workers
-from headrace.commands.operating.control_client import connected
-from headrace.commands.running_deployment import located_settings
-from headrace.config.flags import add_setting_flags
+from headrace.config.build_settings import add_setting_flags
 from headrace.config.settings import Settings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
@@ -29,8 +27,7 @@ from headrace.jetstream.subjects import Subjects, check_token, pool_id
 from headrace.router.errors import RouterError
 from headrace.router.index.types import TIERS
 from headrace.router.placement.settings import POLICIES, SchedulerSettings
-from headrace.router.replay.placements import Rerun, rerun
-from headrace.router.replay.rebuild import Rebuilt, rebuild
+from headrace.router.replay import Rebuilt, Rerun, rebuild, rerun
 
 _EXAMPLES = """examples:
   headrace replay index --model Qwen/Qwen3-0.6B                       what every worker holds now, by the events

@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.base.errors import EXIT_OK, CommandError
-from headrace.commands.byte_sizes import size
+from headrace.commands.control import announce, connected, located_settings
 from headrace.commands.groups import add_group
-from headrace.commands.operating.audit import announce
-from headrace.commands.operating.control_client import connected
-from headrace.commands.running_deployment import located_settings
-from headrace.config.flags import add_setting_flags
+from headrace.commands.progress import size
+from headrace.config.build_settings import add_setting_flags
 from headrace.jetstream.client import Connection
 from headrace.jetstream.provision import StreamPlan, StreamStatus, ensure_topology, plan, pool_stores, purge, status
 from headrace.jetstream.subjects import Subjects

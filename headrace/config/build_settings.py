@@ -5,27 +5,92 @@ Each package knows only its own frozen settings and nothing of flags, variables 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import SettingsError
-from headrace.config.options import declared_by
-from headrace.config.settings import Settings
+from headrace.config.options import SECTIONS, Command, Option, declared_by, options_of
+from headrace.config.settings import Settings, load
+from headrace.config.values import hide_arguments
 from headrace.jetstream.errors import ConnectError, SubjectError
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects, tenant_token
 
 if TYPE_CHECKING:
     from headrace.broker.batches.settings import BatchSettings
-    from headrace.config.planner_settings import PlannerSettings
+    from headrace.config.options import PlannerSettings
     from headrace.frontend.settings import FrontendSettings
     from headrace.jetstream.context import ConnectOptions
     from headrace.jetstream.settings import ServerSettings
-    from headrace.router.placement.fairness.settings import FairnessSettings
-    from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
+    from headrace.router.placement.settings import AdmissionSettings, FairnessSettings, SchedulerSettings
     from headrace.router.settings import RouterOptions
     from headrace.workers.settings import WorkerSettings
+
+
+# Makes the flags of a command from the declared settings, and reads the settings that its flags give.
+
+
+def read_settings(parsed: argparse.Namespace, command: Command) -> Settings:
+    """Return the settings of a parsed command line. Raises SettingsError."""
+    given = vars(parsed)
+    options = options_of(command)
+    hide_arguments(options)
+    flags = {option.key: given.get(option.dest) for option in options}
+    return load(command, flags=flags, environ=os.environ, config=given.get("config"))
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> list[argparse.Action]:
+    """Add --config and a flag for each setting of `command` that has one, grouped by section. Returns what was added."""
+    config = parser.add_argument(
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="TOML file with settings (default: headrace.toml if it is there)",
+    )
+    added = [config]
+    groups: dict[str, Any] = {}
+    for option in options_of(command):
+        if not option.flag:
+            continue
+        section = option.key.rpartition(".")[0]
+        if section and section not in groups:
+            groups[section] = parser.add_argument_group(SECTIONS[section].title)
+        flags = [*filter(None, [option.setting.short]), option.flag]
+        added.append(groups.get(section, parser).add_argument(*flags, **_flag_options(option)))
+    return added
+
+
+def _flag_options(option: Option) -> dict[str, Any]:
+    shown = (
+        f"{option.setting.help} [{_default_text(option)}; {option.env}]"
+        if _default_text(option)
+        else f"{option.setting.help} [{option.env}]"
+    )
+    # An absent flag leaves no attribute: defaults are the settings' business, and a nested command must not undo its parent's.
+    options: dict[str, Any] = {"dest": option.dest, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
+    if option.kind == "switch":
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if option.kind == "table":
+        return {**options, "action": "append", "metavar": option.setting.metavar}
+    metavar = option.setting.metavar or {
+        "choice": "|".join([*option.choices, *filter(None, [option.setting.other])]),
+        "seconds": "SECONDS",
+        "integer": "N",
+        "path": "PATH",
+    }.get(option.kind, "TEXT")
+    return {**options, "metavar": metavar}
+
+
+def _default_text(option: Option) -> str:
+    if option.default in (None, (), {}):
+        return ""
+    if option.kind == "switch":
+        return f"default: {'on' if option.default else 'off'}"
+    return f"default: {option.default:g}" if option.kind == "seconds" else f"default: {option.default}"
+
 
 SIM_MODEL = "sim"
 MODEL_ENGINES = frozenset({"vllm", "sglang"})
@@ -131,7 +196,7 @@ def _default_model(settings: Settings) -> tuple[str, str | None]:
 
 def planner_settings(settings: Settings) -> PlannerSettings:
     """Return the settings of the planner. Raises SettingsError for values that are wrong together."""
-    from headrace.config.planner_settings import PlannerSettings
+    from headrace.config.options import PlannerSettings
 
     try:
         return PlannerSettings(**values_of(settings, "planner", PlannerSettings))
@@ -141,8 +206,7 @@ def planner_settings(settings: Settings) -> PlannerSettings:
 
 def router_options(settings: Settings) -> RouterOptions:
     """Return the settings of one router process."""
-    from headrace.router.replica.settings import SnapshotSettings
-    from headrace.router.settings import RouterOptions, SessionOptions
+    from headrace.router.settings import RouterOptions, SessionOptions, SnapshotSettings
 
     return RouterOptions(
         namespace=settings["namespace"],
@@ -155,8 +219,7 @@ def router_options(settings: Settings) -> RouterOptions:
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
     """Return the settings of the router's decisions. Raises SettingsError for values that are wrong together or unknown."""
     from headrace.router.errors import SettingsInvalid
-    from headrace.router.placement.fairness.settings import FairnessSettings
-    from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
+    from headrace.router.placement.settings import AdmissionSettings, FairnessSettings, SchedulerSettings
 
     own = SchedulerSettings()
     known = {field.name for field in dataclasses.fields(own)} - {"fairness", "limits", "calibration", "tiers"}
@@ -212,12 +275,12 @@ def _limits(values: Mapping[str, Any], own: AdmissionSettings, *, window: int) -
 
 
 def _bundled_arguments() -> dict[str, Any]:
-    from headrace.workers.models import bundled_model
+    from headrace.workers import bundled_model
 
     return dict(bundled_model.ENGINE_ARGS)
 
 
 def _bundled_name() -> str:
-    from headrace.workers.models import bundled_model
+    from headrace.workers import bundled_model
 
     return bundled_model.NAME

@@ -29,8 +29,7 @@ from headrace.config.options import (
     options_of,
     section_options,
 )
-from headrace.config.pools import NOT_SHARED, POOL, POOLS, values_of_pool
-from headrace.config.values import as_text, check_value, close_matches, mask
+from headrace.config.values import NOT_SHARED, POOL, POOLS, as_text, check_value, close_matches, mask, values_of_pool
 
 DEFAULT_FILE = "headrace.toml"
 

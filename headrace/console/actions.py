@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from typing import Any
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.base.errors import CommandError
-from headrace.broker.membership.local_processes import machine_id
-from headrace.broker.messages import Drain, WorkerMember
-from headrace.commands.dlq import find_letter
-from headrace.commands.dlq_retry import run_again
-from headrace.commands.operating.audit import announce
-from headrace.commands.operating.control import find_worker, live_workers, tell_worker
-from headrace.console.guard import ConsoleGuard
-from headrace.frontend.errors import BadRequest, Forbidden, FrontendError
+from headrace.broker.membership.members import machine_id
+from headrace.broker.messages.control import Drain, Explain, Explanation, Routed, Stories, TellStories
+from headrace.broker.messages.members import WorkerMember
+from headrace.commands.control import announce, ask_all, ask_subjects, find_worker, live_workers, request_id, tell_worker
+from headrace.commands.dlq import find_letter, run_again
+from headrace.commands.trace import chronology, live_ingresses, live_routers, recorded_placements, story_data
+from headrace.console.guard import KEY_HEADER, ConsoleGuard
+from headrace.console.readers import Readers
+from headrace.frontend.errors import BadRequest, Forbidden, FrontendError, RequestUnknown
+from headrace.jetstream.health import exposition
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
@@ -108,3 +113,94 @@ class Actions:
 
 def _done(message: str) -> Response:
     return Response(msgspec.json.encode({"message": message}), media_type="application/json")
+
+
+# Answers questions about single requests: the last ones that were placed, and the story of one with its timeline.
+
+PAGE = 50
+MOST_ID = 160
+_UNSHOWN = frozenset({"hashes", "prefill", "v"})
+
+
+class RequestRoutes:
+    """The endpoints below `/console/api/requests`."""
+
+    def __init__(self, messaging: Messaging, names: Subjects, readers: Readers, guard: ConsoleGuard) -> None:
+        self._messaging = messaging
+        self._names = names
+        self._readers = readers
+        self._guard = guard
+
+    def routes(self) -> list[Route]:
+        """Return the Starlette routes."""
+        return [
+            Route("/console/api/requests", self.listing),
+            Route("/console/api/requests/{id}", self.story),
+        ]
+
+    async def listing(self, request: Request) -> Response:
+        """Return a page of placements, the newest first; `before` is the number of the last one of the page before."""
+        await self._guard.check_reader(request.headers)
+        text = request.query_params.get("before")
+        if text is not None and not (text.isdecimal() and len(text) < 20 and int(text)):
+            raise BadRequest(f"before must be the number of a placement, got {text[:40]!r}", param="before", code="bad_cursor")
+        found = await self._readers.placements(PAGE, int(text) if text else None)
+        rows = [{"number": number, **placement_row(one)} for number, one in found]
+        return _json({"placements": rows, "before": rows[-1]["number"] if len(rows) == PAGE else None})
+
+    async def story(self, request: Request) -> Response:
+        """Return what the frontends, the routers and the stored placements tell of a request. Raises RequestUnknown."""
+        await self._guard.check_reader(request.headers)
+        wanted = request_id(request.path_params["id"])
+        if len(wanted) > MOST_ID:
+            raise RequestUnknown(f"no request has an id of {len(wanted)} characters")
+        frontends = [self._names.judge(one.ingress) for one in await live_ingresses(self._messaging, self._names)]
+        routers = [one.router for one in await live_routers(self._messaging, self._names)]
+        told, known = await asyncio.gather(
+            ask_subjects(self._messaging, frontends, TellStories(name=wanted), Stories),
+            ask_all(self._messaging, self._names, routers, Explain(id=wanted), Explanation),
+        )
+        stories = sorted((story for one in told if one for story in one.stories), key=lambda story: story.submitted)
+        decided = chronology(one for one in known if one is not None and one.known)
+        records = [] if stories else await recorded_placements(self._messaging, self._names, wanted)
+        if not (stories or records or decided):
+            raise RequestUnknown(
+                f"no frontend remembers a request {wanted!r}, and no placement of it is on record: frontends keep their last "
+                "4096 requests, records of placements two days"
+            )
+        data: dict[str, Any] = {**story_data(stories, decided, records), "silent": told.count(None)}
+        data["decided"] = [msgspec.to_builtins(one) for one in decided]
+        return _json(data)
+
+
+def placement_row(one: Routed) -> dict[str, Any]:
+    """Return a placement without what is only of use to a replay."""
+    return {name: value for name, value in msgspec.structs.asdict(one).items() if name not in _UNSHOWN}
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+# Answers `/metrics` of the console: depth, age and lag of the deployment's streams, which no other process reads.
+
+_BEARER = "bearer "
+
+
+class StreamMetrics:
+    """The endpoint. Each scrape reads the streams anew."""
+
+    def __init__(self, readers: Readers, guard: ConsoleGuard) -> None:
+        self._readers = readers
+        self._guard = guard
+
+    def routes(self) -> list[Route]:
+        """Return the Starlette routes."""
+        return [Route("/metrics", self.scrape)]
+
+    async def scrape(self, request: Request) -> Response:
+        """Return the metrics. Prometheus gives the key, where one is needed, as a bearer token."""
+        given = request.headers.get("authorization", "")
+        key = given[len(_BEARER) :] if given.lower().startswith(_BEARER) else ""
+        await self._guard.check_reader({KEY_HEADER: key} if key else request.headers)
+        return Response(exposition(await self._readers.stream_states()), headers={"content-type": CONTENT_TYPE_LATEST})

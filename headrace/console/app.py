@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,22 +23,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.base.errors import CommandError, HeadraceError
-from headrace.broker.keys.store import KeyStore
-from headrace.console.actions import Actions
-from headrace.console.frontend_proxy import FrontendProxy
-from headrace.console.guard import ConsoleGuard
-from headrace.console.live_tables import LiveTables
-from headrace.console.pages import ConsolePages
-from headrace.console.readers import Readers
-from headrace.console.requests import RequestRoutes
-from headrace.console.sections import Sections, Shared, Source
-from headrace.console.started_workers import started_workers
-from headrace.console.stream_metrics_route import StreamMetrics
-from headrace.frontend.error_forms import error_response
+from headrace.base.errors import CommandError, HeadraceError, SettingsError
+from headrace.broker.keys import KeyStore
+from headrace.commands.run import run_part, start_part
+from headrace.config.build_settings import add_setting_flags, connect_options, subjects
+from headrace.config.settings import Settings
+from headrace.console.actions import Actions, RequestRoutes, StreamMetrics
+from headrace.console.guard import ConsoleGuard, ConsolePages, FrontendProxy
+from headrace.console.readers import Readers, started_workers
+from headrace.console.tables import LiveTables, Sections, Shared, Source
+from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import FrontendError, MethodNotAllowed, RouteNotFound, translate
-from headrace.jetstream.client import Connection
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.serving import listen, serve
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.startup_app import error_response
+from headrace.frontend.status import Lifecycle
+from headrace.jetstream.client import Connection, connect_patiently
+from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.subjects import Subjects
+from headrace.up.process import SUPERVISOR_PID
+from headrace.up.runfile import read_run_file
 
 log = structlog.get_logger()
 
@@ -149,3 +161,148 @@ async def _refused(request: Request, error: Exception) -> Response:
     if status == 405:
         return error_response(MethodNotAllowed(f"{path} does not take {request.method}"))
     return error_response(RouteNotFound(f"the console has no {path[:80]!r}"))
+
+
+# Runs the console's process: one connection to NATS, one HTTP server, until a signal.
+
+CONNECT_S = 30.0
+DRAIN_S = 1.0  # for what an operator has just asked for
+
+
+class ConsoleServer:
+    """The application for `serve`, which only asks for patience until there is a connection to NATS."""
+
+    def __init__(self) -> None:
+        self.lifecycle = Lifecycle()
+        self.metrics = Metrics()
+        self.console: Console | None = None
+
+    @property
+    def app(self) -> ASGIApp:
+        """Return this object, which is an ASGI application."""
+        return self
+
+    async def drain(self, grace_s: float) -> None:
+        """End the streams of the tabs."""
+        if self.console is not None:
+            self.console.live.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.console is not None:
+            await self.console.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await Response("The console waits for the NATS server; load this page again.\n", 503)(scope, receive, send)
+
+
+async def run_console(
+    options: ConsoleOptions,
+    connect: ConnectOptions,
+    subjects: Subjects,
+    *,
+    port: int,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises AddressUnavailable, and the ConnectError family if NATS cannot be used."""
+    settings = FrontendSettings(
+        host=options.host,
+        port=port,
+        drain_grace_s=DRAIN_S,
+        max_connections=512,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+    )
+    server = ConsoleServer()
+    with contextlib.closing(listen(settings)) as listener:
+        try:
+            async with asyncio.TaskGroup() as group:
+                working = group.create_task(_work(server, options, connect, subjects), name="connection")
+                await serve(server, settings, listener, drain=server.drain, on_listening=on_listening)
+                working.cancel()
+        except BaseExceptionGroup as failed:
+            if len(failed.exceptions) == 1 and isinstance(failed.exceptions[0], HeadraceError):
+                raise failed.exceptions[0] from None
+            raise
+
+
+async def _work(server: ConsoleServer, options: ConsoleOptions, connect: ConnectOptions, subjects: Subjects) -> None:
+    async with await connect_patiently(connect, subjects=subjects, timeout_s=CONNECT_S) as connection:
+        server.console = build_console(connection, subjects, options)
+        await asyncio.Event().wait()
+
+
+# Runs `headrace console`: beside a running deployment, or as a part of `headrace up`.
+
+KEY_BYTES = 24
+LEAST_KEY = 16  # characters of a key that an operator chooses
+
+
+def run_console_command(settings: Settings) -> int:
+    """Run `headrace console`. Raises SettingsError."""
+    given: str = settings["console.key"] or ""
+    if given and len(given) < LEAST_KEY:
+        raise SettingsError(f"console.key ({settings.source('console.key')}) has {len(given)} characters, it needs {LEAST_KEY}")
+    key = given or secrets.token_urlsafe(KEY_BYTES)
+    if settings["console.tls_key"] and not settings["console.tls_cert"]:
+        raise SettingsError(f"console.tls_key ({settings.source('console.tls_key')}) needs console.tls_cert")
+    in_up = SUPERVISOR_PID in os.environ  # which prints the link with its own ready text
+    start_part(settings, {"component": "console"})
+    options = connect_options(settings, name="headrace console")
+    logs_in = any((options.user, options.token, options.credentials, options.nkey_seed))
+    host: str = settings["console.host"]
+    console = ConsoleOptions(
+        host=host,
+        key=key,
+        frontend=settings["console.frontend"] or _running_frontend(settings),
+        may_kill=settings["console.allow_kill"],
+        private=settings["console.private"] or logs_in or not is_loopback(host),
+        tls_cert=settings["console.tls_cert"],
+        tls_key=settings["console.tls_key"],
+        data_dir=Path(settings["data_dir"]).resolve(),
+    )
+
+    def say(url: str) -> None:
+        if not in_up:
+            sys.stdout.write(f"The console is at {url}/console#key={key}\n")
+            sys.stdout.flush()
+
+    def start() -> Coroutine[Any, Any, int | None]:
+
+        return run_console(console, options, subjects(settings), port=settings["console.port"], on_listening=say)
+
+    return run_part(settings, start)
+
+
+def _running_frontend(settings: Settings) -> str:
+    running = read_run_file(Path(settings["data_dir"]).resolve())
+    return running.url or "" if running is not None else ""
+
+
+# Adds `headrace console` to the command line.
+
+EXAMPLES = """examples:
+  headrace console                                beside a running `headrace up`, in its folder
+  headrace console --nats nats://broker:4222 --frontend http://gateway:8000
+  HEADRACE_CONSOLE_KEY=… headrace console --console-host 0.0.0.0
+
+`headrace up` serves one already (--no-console: none). The link that is printed holds the admin key; without it the console only
+shows, and where other machines reach it, or NATS asks for a login, it shows nothing."""
+
+
+def add_console(commands: Any, about: str) -> None:
+    """Add `console`."""
+    parser = commands.add_parser(
+        "console",
+        help=about,
+        description="Serve the console: a deployment in a browser, live, at /console.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_setting_flags(parser, "console")
+    parser.set_defaults(run=_run, prog="headrace console")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from headrace.commands.control import located_settings
+
+    return run_console_command(located_settings(parsed, "console"))

@@ -6,16 +6,25 @@ no cookies. So what changes something needs no token against cross-site requests
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from urllib.parse import urlsplit
 
-from headrace.broker.keys.key_texts import digest_of
-from headrace.broker.keys.records import KeyRecord
-from headrace.frontend.auth.exposure import is_loopback
-from headrace.frontend.auth.page_guard import PageGuard
-from headrace.frontend.errors import Forbidden, Unauthorized
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from headrace.broker.keys import KeyRecord, digest_of
+from headrace.frontend.auth.caller import is_loopback
+from headrace.frontend.auth.gate import PageGuard
+from headrace.frontend.errors import BodyTooLarge, Forbidden, FrontendError, MediaTypeRefused, RouteNotFound, Unauthorized
 
 KEY_HEADER = "x-console-key"
 
@@ -64,3 +73,172 @@ def _opens(record: KeyRecord, digest: bytes, now: float) -> bool:
     if record.state(now) != "active" or "admin" not in record.scopes:
         return False
     return any(hmac.compare_digest(one.sha256, digest) and (not one.until or now < one.until) for one in record.hashes)
+
+
+# Passes the playground's chats on to a frontend, whose address a page of the console could not call by itself.
+#
+# Only two routes are reached this way. The API key of the frontend, where it asks for one, comes from the page with each
+# request and is not kept.
+
+MOST_BODY = 32 * 1024 * 1024
+ANSWER_S = 120.0  # for the head of an answer, and between two pieces of it
+_HEAD = 64 * 1024
+_PIECE = 64 * 1024
+_PASSED_ON = ("content-type", "x-request-id", "x-headrace-decision")
+JSON = "application/json"
+# A time-out is an OSError.
+_NO_ANSWER = (OSError, ValueError, LookupError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+
+
+class NoFrontend(FrontendError, status=502, code="no_frontend", retriable=True):
+    """The frontend cannot be reached, or gave no answer."""
+
+
+class FrontendProxy:
+    """The endpoints below `/console/api/chat`."""
+
+    def __init__(self, url: str, guard: ConsoleGuard) -> None:
+        """`url` is the base URL of a frontend, empty if none is known."""
+        self.url = url.rstrip("/")
+        self._guard = guard
+
+    def routes(self) -> list[Route]:
+        """Return the Starlette routes."""
+        return [
+            Route("/console/api/chat", self.chat, methods=["POST"]),
+            Route("/console/api/chat/models", self.models),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """Return the frontend's `/v1/models`."""
+        await self._guard.check_reader(request.headers)
+        return await self._forward("GET", "/v1/models", request.headers)
+
+    async def chat(self, request: Request) -> Response:
+        """Return the frontend's answer to a chat as it arrives. When the page goes, its connection is closed, which cancels."""
+        await self._guard.check_reader(request.headers)
+        if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+            raise MediaTypeRefused(f"a chat is {JSON}")
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BODY:
+                raise BodyTooLarge(f"the body has more than {MOST_BODY} bytes")
+        return await self._forward("POST", "/v1/chat/completions", request.headers, bytes(body))
+
+    async def _forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Response:
+        if not self.url:
+            raise NoFrontend("this console knows no frontend: start it with --frontend URL")
+        address = urlsplit(self.url)
+        tls = ssl.create_default_context() if address.scheme == "https" else None
+        port = address.port or (443 if tls else 80)
+        writer = None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_connection(address.hostname, port, ssl=tls, limit=_HEAD)
+                writer.write(_head(method, path, address.netloc, headers, len(body)) + body)
+                await writer.drain()
+                status, told = _parsed(await reader.readuntil(b"\r\n\r\n"))
+        except _NO_ANSWER as error:
+            if writer is not None:
+                writer.close()
+            raise NoFrontend(f"the frontend at {self.url} gave no answer: {type(error).__name__}: {error}") from None
+        passed = {name: told[name] for name in _PASSED_ON if name in told}
+        passed["cache-control"] = "no-store"
+        return StreamingResponse(_pieces(reader, writer), status_code=status, headers=passed)
+
+
+async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            async with asyncio.timeout(ANSWER_S):
+                piece = await reader.read(_PIECE)
+            if not piece:
+                return
+            yield piece
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            await writer.wait_closed()
+
+
+def _head(method: str, path: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
+    """Return a request of HTTP/1.0: the answer ends with the connection, so that it is passed on as it comes."""
+    lines = [f"{method} {path} HTTP/1.0", f"Host: {host}", "X-Headrace-Explain: 1"]
+    if key := headers.get("authorization", ""):
+        lines.append(f"Authorization: {key}")
+    if method == "POST":
+        lines += [f"Content-Type: {JSON}", f"Content-Length: {length}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip().lower()] = value.strip()
+    return int(first.split(" ", 2)[1]), headers
+
+
+# Serves the console's page and its files, which are part of the package: nothing is built, nothing comes from other hosts.
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+
+
+class ConsolePages:
+    """The page and its files, read once. Only names that are in the package are served."""
+
+    def __init__(self) -> None:
+        self._files = {name: (body, _tag(body)) for name, body in _all(files("headrace.console") / "assets")}
+
+    def routes(self) -> list[Route]:
+        """Return the Starlette routes."""
+        return [
+            Route("/", self.home),
+            Route("/console", self.index),
+            Route("/console/", self.index),
+            Route("/console/assets/{name:path}", self.asset),
+        ]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes."""
+        return {name: len(body) for name, (body, _) in self._files.items()}
+
+    async def home(self, request: Request) -> Response:
+        return RedirectResponse("/console")
+
+    async def index(self, request: Request) -> Response:
+        """Return the page, which holds no data."""
+        return self._response("index.html", request)
+
+    async def asset(self, request: Request) -> Response:
+        """Return a file. Raises RouteNotFound."""
+        name = request.path_params["name"]
+        if name not in self._files:
+            raise RouteNotFound(f"there is no file {name[:80]!r}")
+        return self._response(name, request)
+
+    def _response(self, name: str, request: Request) -> Response:
+        body, tag = self._files[name]
+        headers = {"content-security-policy": POLICY, "cache-control": "no-cache", "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=_TYPES.get(name[name.rfind(".") :], "text/plain"), headers=headers)
+
+
+def _all(folder: Traversable, path: str = "") -> list[tuple[str, bytes]]:
+    found = []
+    for entry in folder.iterdir():
+        name = f"{path}{entry.name}"
+        found += _all(entry, f"{name}/") if entry.is_dir() else [(name, entry.read_bytes())]
+    return found
+
+
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 
 from headrace.base.errors import CommandError
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import Done, Drain, Operated, Record, Wake
+from headrace.broker.messages.control import Done, Drain
+from headrace.broker.messages.operator import Operated, Wake
 from headrace.broker.messages.prefill import SetRole
-from headrace.commands.operating.audit import announce
-from headrace.commands.operating.control import find_worker, live_workers
+from headrace.broker.messages.requests import Record
+from headrace.commands.control import announce, find_worker, live_workers
 from headrace.jetstream.errors import JetStreamError, RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.planner import metrics
-from headrace.planner.actions import Action
-from headrace.planner.plan import Plan
-from headrace.up.worker_control import ask_for_worker
+from headrace.planner.plan import Action, Plan
+from headrace.up.worker_plan import ask_for_worker
 
 log = structlog.get_logger()
 

@@ -11,12 +11,110 @@ the load needs, and the plan says so.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil, exp, isfinite
+from statistics import median
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from headrace.planner.speed_curve import Speed
+from headrace.planner.observe import ROLES, StepSight, WorkerSight
+
+# Learns what an engine step costs, from load reports: prefill by tokens, decode by sequences and by their context.
+#
+#     step_s ≈ base_s + prefill tokens × prefill_s + sequences × decode_s + context tokens × context_s
+#
+# Least squares over samples that fade, each divided by its own step time so that short steps count as much as long ones, with
+# a pull towards a seed that is gone after a few dozen samples. None is below zero.
+
+FADING = 0.995  # of the weight of earlier samples with each new one
+SEED_WEIGHT = 4.0  # samples
+LEAST_SAMPLES = 20  # before the curve is believed without a seed
+SWEEPS = 50
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of an engine step, of a prefill token, of a decoding sequence, and of a token of context in one of them."""
+
+    base_s: float = 0.01
+    prefill_s: float = 1e-4
+    decode_s: float = 2e-4
+    context_s: float = 1e-8
+
+    def step_s(self, sequences: float, context: float) -> float:
+        """Return the time of a step that only decodes. `context`: tokens of each sequence."""
+        return self.base_s + sequences * (self.decode_s + context * self.context_s)
+
+
+def _vector(speed: Speed) -> Any:
+    return np.array([speed.base_s, speed.prefill_s, speed.decode_s, speed.context_s], dtype=float)
+
+
+class SpeedCurve:
+    """The curve of one (model, pool, role)."""
+
+    def __init__(self, seed: Speed | None = None, *, fading: float = FADING) -> None:
+        """`seed`: what a profile has measured; without one the curve is not `known` before it has seen enough.
+
+        `fading`: what is left of the weight of earlier samples with each new one; 1 weighs all alike.
+        """
+        self._fading = fading
+        self._seed = _vector(seed or Speed())
+        self._seeded = seed is not None
+        self._gram = np.zeros((4, 4))
+        self._right = np.zeros(4)
+        self.samples = 0
+
+    @property
+    def known(self) -> bool:
+        """True once capacities can be derived from it."""
+        return self._seeded or self.samples >= LEAST_SAMPLES
+
+    def learn(self, step_s: float, *, prefill_tokens: float, decodes: float, context_tokens: float) -> bool:
+        """Learn from a step. Returns False for one that says nothing: no work, or no finite time."""
+        row = np.array([1.0, prefill_tokens, decodes, context_tokens], dtype=float)
+        if not isfinite(step_s) or step_s <= 0 or not np.isfinite(row).all() or (row < 0).any():
+            return False
+        if prefill_tokens + decodes <= 0:
+            return False
+        row /= step_s
+        self._gram = self._fading * self._gram + np.outer(row, row)
+        self._right = self._fading * self._right + row
+        self.samples += 1
+        return True
+
+    def speed(self) -> Speed:
+        """Return the present estimate: all coefficients finite, none negative, the first three above zero."""
+        weight = SEED_WEIGHT * max(0.0, 1.0 - self.samples / 50.0) + 0.02
+        # unknowns are factors of the seed's values
+        gram = self._gram * np.outer(self._seed, self._seed)
+        right = self._right * self._seed
+        gram = gram + weight * np.diag(np.maximum(1.0, 0.01 * np.diag(gram)))
+        right = right + weight * np.maximum(1.0, 0.01 * np.diag(self._gram * np.outer(self._seed, self._seed)))
+        found = np.ones(4)
+        for _ in range(SWEEPS):  # projected Gauss-Seidel
+            for i in range(4):
+                rest = right[i] - gram[i] @ found + gram[i, i] * found[i]
+                found[i] = max(0.0 if i == 3 else 1e-4, rest / gram[i, i])
+        base_s, prefill_s, decode_s, context_s = (float(value) for value in found * self._seed)
+        return Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=context_s)
+
+    def dump(self) -> dict[str, object]:
+        """Return what is stored."""
+        return {"gram": self._gram.ravel().tolist(), "right": self._right.tolist(), "samples": self.samples}
+
+    def load(self, gram: Sequence[float], right: Sequence[float], samples: int) -> bool:
+        """Take a stored curve over. Returns False for what is none."""
+        if len(gram) != 16 or len(right) != 4 or not all(map(isfinite, (*gram, *right))):
+            return False
+        self._gram = np.array(gram, dtype=float).reshape(4, 4)
+        self._right = np.array(right, dtype=float)
+        self.samples = max(0, int(samples))
+        return True
+
 
 FULL = 0.95  # of its capacity that a worker is planned to be used, whatever the targets are
 LEAST_SLACK = 0.25  # of the target that is left for waiting where the prompt takes all of it
@@ -118,3 +216,156 @@ def workers_for(rate: float, capacity: Capacity, targets: Targets, *, most: int)
         if late_share(workers, rate, capacity) <= targets.miss:
             return workers
     return most
+
+
+# Knows how long workers take to start, and which starts that were asked for are still on their way.
+
+KEPT = 20
+LOST_AFTER = 3.0  # start-up times: a start that shows nothing for so long has failed, and is supply no more
+LEAST_LOST_S = 30.0
+
+
+class StartUps:
+    """Start-ups of the workers of a pool. Times are Unix seconds."""
+
+    def __init__(self, *, first_s: float) -> None:
+        """`first_s`: assumed while no start-up was seen."""
+        self._first_s = first_s
+        self._took: deque[float] = deque(maxlen=KEPT)
+        self._asked: list[tuple[float, str]] = []  # when, and for which role
+        self._known: set[str] | None = None  # workers that are there; None before the first look
+        self.lost = 0  # starts that never became a worker
+
+    @property
+    def p90_s(self) -> float:
+        """The 90 % quantile of what starting took."""
+        if not self._took:
+            return self._first_s
+        return sorted(self._took)[ceil(0.9 * len(self._took)) - 1]
+
+    def asked(self, role: str, *, at: float, count: int = 1) -> None:
+        """Note starts that were asked for."""
+        self._asked += [(at, role)] * count
+
+    def under_way(self, role: str) -> int:
+        """Return how many starts of a role are on their way."""
+        return sum(one[1] == role for one in self._asked)
+
+    def see(self, workers: Iterable[WorkerSight], *, at: float) -> None:
+        """Look which workers have come, and give up starts that show nothing. What is there counts, not what was asked."""
+        there = {one.worker: one for one in workers}
+        known, self._known = self._known, set(there)
+        for name, worker in there.items():
+            if known is not None and name in known:
+                continue
+            asked = next((one for one in self._asked if one[1] == worker.role), None)
+            if asked is not None:
+                self._asked.remove(asked)
+                if at > asked[0]:
+                    self._took.append(at - asked[0])
+            elif worker.start_s > 0:
+                self._took.append(worker.start_s)
+        patience_s = max(LEAST_LOST_S, LOST_AFTER * self.p90_s)
+        kept = [one for one in self._asked if at - one[0] <= patience_s]
+        self.lost += len(self._asked) - len(kept)
+        self._asked = kept
+
+    def dump(self) -> dict[str, object]:
+        """Return what is stored."""
+        return {
+            "took": list(self._took),
+            "asked": [list(one) for one in self._asked],
+            "known": sorted(self._known) if self._known is not None else None,
+        }
+
+    def load(self, took: Iterable[float], asked: Iterable[Sequence[object]], known: Iterable[str] | None) -> None:
+        """Take stored ones over."""
+        self._took.extend(float(one) for one in took)
+        self._asked = [(float(str(one[0])), str(one[1])) for one in asked]
+        self._known = set(known) if known is not None else None
+
+
+# Fits a profile to engine steps: the seconds of a step by role, from load reports, and how well they fit.
+#
+# Unlike the curves of a running planner, which forget, a profile weighs all steps alike.
+
+NEAR = 0.2  # an error within this part of a step's time is near
+SPREAD = 4.0  # largest over smallest number of sequences from which their cost can be told from that of the step itself
+
+
+class RoleProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The speed of a role. `error`: the median error of a step, in parts of its time. `near`: the share of steps within `NEAR`.
+
+    `lacks`: what the steps did not vary in, so that a coefficient is a guess.
+    """
+
+    speed: Speed
+    steps: int
+    error: float
+    near: float
+    lacks: tuple[str, ...] = ()
+
+
+class SpeedProfile:
+    """The steps of one pool by role, each once."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[StepSight]] = {}
+        self._last: dict[str, StepSight] = {}
+
+    def note(self, role: str, worker: str, step: StepSight) -> bool:
+        """Take the step that a report of `worker` tells of. Returns False for one that is left out.
+
+        Reports tell of the last step until there is another one, so the first of a worker may be of any age.
+        """
+        if role not in ROLES or step.step_s <= 0 or step.prefill_tokens + step.decodes <= 0:
+            return False
+        before, self._last[worker] = self._last.get(worker), step
+        if before in (None, step):
+            return False
+        self._steps.setdefault(role, []).append(step)
+        return True
+
+    def count(self, role: str) -> int:
+        """Return the steps of a role."""
+        return len(self._steps.get(role, ()))
+
+    def roles(self) -> dict[str, RoleProfile]:
+        """Return the profile of each role that has shown enough steps."""
+        return {role: _fitted(role, steps) for role, steps in self._steps.items() if len(steps) >= LEAST_SAMPLES}
+
+
+def _fitted(role: str, steps: list[StepSight]) -> RoleProfile:
+    curve = SpeedCurve(fading=1.0)
+    for one in steps:
+        curve.learn(one.step_s, prefill_tokens=one.prefill_tokens, decodes=one.decodes, context_tokens=one.context_tokens)
+    speed = curve.speed()
+    errors = [abs(_step_s(speed, one) / one.step_s - 1) for one in steps]
+    return RoleProfile(
+        speed=speed,
+        steps=len(steps),
+        error=median(errors),
+        near=sum(error <= NEAR for error in errors) / len(errors),
+        lacks=tuple(_lacks(role, steps)),
+    )
+
+
+def _step_s(speed: Speed, step: StepSight) -> float:
+    return (
+        speed.base_s
+        + step.prefill_tokens * speed.prefill_s
+        + step.decodes * speed.decode_s
+        + step.context_tokens * speed.context_s
+    )
+
+
+def _lacks(role: str, steps: list[StepSight]) -> list[str]:
+    found = []
+    prompts = [one.prefill_tokens for one in steps if one.prefill_tokens]
+    decodes = [one.decodes for one in steps if one.decodes]
+    if role != "decode" and len(prompts) < LEAST_SAMPLES:
+        found.append(f"only {len(prompts)} steps computed a prompt")
+    if role != "prefill" and (not decodes or max(decodes) < SPREAD * min(decodes)):
+        seen = f"{min(decodes)} to {max(decodes)} sequences" if decodes else "no sequence"
+        found.append(f"steps that decode had {seen}")
+    return found

@@ -2,20 +2,216 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
+import random
+import secrets
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from headrace.config.secrets import without_secrets_of_others
+from headrace.base.errors import SettingsError
 from headrace.config.settings import Settings
-from headrace.up.console_part import ConsolePart, console_part
-from headrace.up.frontend_probe import base_url
-from headrace.up.managed_process import ManagedProcess
-from headrace.up.metrics_ports import assign_ports
-from headrace.up.restart_policy import RestartState
+from headrace.config.values import without_secrets_of_others
+from headrace.frontend.auth.caller import is_loopback
+from headrace.jetstream.errors import NOT_STORING
+from headrace.up.restart_policy import ManagedProcess, RestartState
 from headrace.up.server_logins import ServerLogins
-from headrace.up.worker_plan import plan_worker, plan_workers
-from headrace.up.worker_python import worker_python
+from headrace.up.worker_plan import plan_worker, plan_workers, worker_python
+
+# Finds a port for the frontend and queries it over HTTP.
+#
+# An HTTP client library would double the start-up time.
+
+_QUIET_PORTS = range(20_000, 32_768)
+_TRIES = 20
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def reachable_host(host: str) -> str:
+    """Return the address under which this machine reaches a server that listens on `host`."""
+    return _ANY_HOST.get(host, host)
+
+
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
+    """Return the base URL for a client on this machine."""
+    name = reachable_host(host)
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
+
+
+def choose_port(host: str, port: int, *, setting: str = "frontend") -> int:
+    """Return `port`, or a free port for 0. Raises SettingsError when it is taken or the host is not this machine's.
+
+    A free port is one that systems usually give to no outgoing connection, which could take it before the frontend does.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
+
+        def bound(number: int) -> int:
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address[0], number, *address[2:]))
+                return int(probe.getsockname()[1])
+
+        for free in random.sample(_QUIET_PORTS, _TRIES) if port == 0 else ():
+            with contextlib.suppress(OSError):
+                return bound(free)
+        return bound(port)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port} ({setting}.host, {setting}.port): {error.strerror}") from None
+
+
+@cache
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def get(host: str, port: int, path: str, *, tls: bool = False, timeout_s: float = 2.0) -> tuple[int, bytes]:
+    """Return (status, body) of a GET; status 0 when there is no answer in time.
+
+    With `tls` no certificate is checked: this asks the own frontend on the own machine, and sends nothing secret.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(reachable_host(host), port, ssl=_unchecked() if tls else None)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        return int(head.split(b" ", 2)[1]), body
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0, b""
+
+
+async def served_models(host: str, port: int, *, tls: bool = False) -> list[str]:
+    """Return the names of the models that can answer, empty when the frontend does not say. No key is needed to ask."""
+    status, body = await get(host, port, "/ready", tls=tls)
+    try:
+        return [str(name) for name in json.loads(body)["models"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+async def stores_nothing(host: str, port: int, *, tls: bool = False) -> bool:
+    """Return True if the frontend says that the NATS server takes no messages; False when it says nothing."""
+    _, body = await get(host, port, "/health", tls=tls)
+    try:
+        return NOT_STORING in json.loads(body)["broker"].get("trouble", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+async def kinds_of(host: str, port: int, model: str, *, tls: bool = False) -> list[str]:
+    """Return the kinds of requests that the model takes, empty when the frontend does not say."""
+    status, body = await get(host, port, "/health", tls=tls)
+    try:
+        return [str(kind) for kind in json.loads(body)["models"][model]["kinds"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+# Assigns to the parts of `headrace up` their ports for probes and metrics, which they keep when they are restarted.
+
+
+def assign_ports(first: int | None, count: int, taken: set[int], *, host: str = "127.0.0.1") -> list[int]:
+    """Return a port for each of `count` parts, counting up from `first`; free ones outside `taken` for 0 or None.
+
+    Ports are free on `host`. What is returned is added to `taken`. Raises SettingsError when no port is free.
+    """
+    ports: list[int] = []
+    for number in range(count):
+        port = first + number if first else 0
+        while port == 0:
+            found = choose_port(host, 0)
+            port = 0 if found in taken else found
+        taken.add(port)
+        ports.append(port)
+    return ports
+
+
+# Describes the console of one `headrace up`: its process, its port, and the link that holds its key.
+
+CONSOLE_GRACE_S = 3.0
+KEY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePart:
+    """The console's process, its address, and the key without which it only shows."""
+
+    part: ManagedProcess
+    url: str
+    key: str
+
+    @property
+    def link(self) -> str:
+        """The link for the user of the deployment. Browsers send nothing of what stands behind the #."""
+        return f"{self.url}#key={self.key}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part as the run file shows it: without the key."""
+        return {**self.part.describe(), "url": self.url}
+
+
+def console_part(
+    settings: Settings, environment: Mapping[str, str], *, frontend: str, taken: set[int], logins: ServerLogins | None
+) -> ConsolePart | None:
+    """Return the console of a deployment, None if it is to have none. `frontend` is the frontend's address.
+
+    Raises SettingsError for a port that was asked for and is taken. Its port is added to `taken`.
+    """
+    if not settings["up.console"]:
+        return None
+    host: str = settings["console.host"]
+    port = _port(settings, host, taken)
+    key: str = settings["console.key"] or secrets.token_urlsafe(KEY_BYTES)
+    context = logins.operator_context if logins is not None else None
+    open_here = is_loopback(host) and is_loopback(settings["frontend.host"]) and not _asks_for_keys(settings)
+    env = {
+        **without_secrets_of_others(environment, "console"),
+        **({"HEADRACE_NATS_CONTEXT": context} if context else {}),
+        "HEADRACE_CONSOLE_KEY": key,
+        "HEADRACE_CONSOLE_FRONTEND": frontend,
+        "HEADRACE_CONSOLE_PRIVATE": str(not open_here or settings["console.private"]).lower(),
+        "HEADRACE_CONSOLE_ALLOW_KILL": str(open_here or settings["console.allow_kill"]).lower(),
+    }
+    tls = settings["console.tls_cert"] is not None
+    part = ManagedProcess("console", ("console", "--console-port", str(port)), env, RestartState(essential=False))
+    return ConsolePart(part=part, url=f"{base_url(host, port, tls=tls)}/console", key=key)
+
+
+def _port(settings: Settings, host: str, taken: set[int]) -> int:
+    wanted: int = settings["console.port"]
+    while True:
+        try:
+            port = choose_port(host, wanted, setting="console")
+        except SettingsError:
+            if settings.given("console.port"):
+                raise
+            port = 0
+        if port and port not in taken:
+            taken.add(port)
+            return port
+        wanted = 0
+
+
+def _asks_for_keys(settings: Settings) -> bool:
+    return bool(settings["api_key"]) or settings["frontend.auth"] == "keys" or settings["frontend.jwt_keys"] is not None
+
 
 FRONTEND_GRACE_S = 5.0
 ROUTER_GRACE_S = 5.0

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from headrace.up.output.part_output import PartOutput
-from headrace.workers.health.process_guard import set_parent_death_signal
+from headrace.up.part_output import PartOutput
+from headrace.workers.process_guard import set_parent_death_signal
 
 SUPERVISOR_PID = "HEADRACE_SUPERVISOR_PID"
 

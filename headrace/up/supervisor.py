@@ -26,20 +26,27 @@ from headrace.base.errors import EXIT_OK, CommandError, PartFailed, StartFailed
 from headrace.base.process import stop_signals
 from headrace.config.build_settings import bundled_model_dir, needs_bundled_model
 from headrace.config.settings import Settings
-from headrace.up.console_part import CONSOLE_GRACE_S
-from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
-from headrace.up.managed_process import ManagedProcess, first_of
+from headrace.up.announce import say_ready, until_answering
 from headrace.up.nats_part import NatsPart
-from headrace.up.output.announce import say_ready, until_answering
-from headrace.up.output.terminal import Terminal
-from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Parts, Reaped, make_parts, make_worker
-from headrace.up.pools import every_pool
+from headrace.up.parts import (
+    CONSOLE_GRACE_S,
+    FRONTEND_GRACE_S,
+    ROUTER_GRACE_S,
+    Parts,
+    Reaped,
+    base_url,
+    choose_port,
+    make_parts,
+    make_worker,
+    stores_nothing,
+)
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_parts import ReapedParts
-from headrace.up.restart_policy import Leave
+from headrace.up.restart_policy import Leave, ManagedProcess, first_of
 from headrace.up.runfile import RunFile
-from headrace.up.worker_control import socket_of, worker_control
-from headrace.up.worker_plan import worker_counts
+from headrace.up.server_logins import every_pool
+from headrace.up.terminal import Terminal
+from headrace.up.worker_plan import socket_of, worker_control, worker_counts
 
 _log = structlog.get_logger()
 
@@ -283,7 +290,7 @@ class Supervisor:
 
     async def _prepare_model(self) -> None:
         if any(sum(worker_counts(pool).values()) and needs_bundled_model(pool) for _, pool in every_pool(self._settings)):
-            from headrace.workers.models.bundled_model import is_ready
+            from headrace.workers.bundled_model import is_ready
 
             if not is_ready(bundled_model_dir(self._settings)) and not await self._run_model_prepare():
                 return

@@ -14,19 +14,27 @@ A plan is data: nothing is started here.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
 
-from headrace.base.errors import SettingsError
+import structlog
+
+from headrace.base.errors import CommandError, SettingsError
 from headrace.config.build_settings import MODEL_ENGINES
 from headrace.config.options import declared_by, find
 from headrace.config.settings import Settings
 from headrace.config.values import as_text
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.up.pools import every_pool
+from headrace.up.server_logins import every_pool
 
 # Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports are assigned.
 _NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill", "encode": "encode"}
@@ -202,7 +210,7 @@ def _transfers(settings: Settings) -> dict[str, str]:
         return {}
     if settings["worker.peer_host"] or settings["nats.url"] or settings["nats.context"]:
         return {}
-    from headrace.frontend.auth.exposure import is_loopback
+    from headrace.frontend.auth.caller import is_loopback
 
     return {"UCX_NET_DEVICES": "lo"} if is_loopback(settings["server.host"]) else {}
 
@@ -221,3 +229,113 @@ def _decision(settings: Settings) -> dict[str, str]:
         if not own.choices or value in own.choices:
             variables[own.env] = as_text(own, value)
     return variables
+
+
+# Finds the interpreter that runs the workers of an engine: this one, or one of an environment beside it.
+#
+# Engines want different versions of the same packages. `make install ENGINE=sglang` on a machine with a GPU makes
+# `.venv-sglang` beside `.venv`; workers of SGLang then run there, whatever runs in `.venv`.
+
+PACKAGES = {"sglang": "sglang"}
+"""The package that an engine needs, for engines that may have an environment of their own."""
+
+
+def beside(prefix: str, engine: str) -> Path:
+    """Return where the interpreter of an engine's own environment is, given this environment's folder."""
+    return Path(f"{prefix.rstrip('/')}-{engine}") / "bin" / "python"
+
+
+def worker_python(engine: str, *, prefix: str = sys.prefix) -> str:
+    """Return the interpreter for the workers of an engine. Raises SettingsError where the engine is installed in none."""
+    package = PACKAGES.get(engine)
+    if package is None or find_spec(package) is not None:
+        return sys.executable
+    own = beside(prefix, engine)
+    if os.access(own, os.X_OK):
+        return str(own)
+    raise SettingsError(
+        f"worker.engine = {engine!r}: the package {package} is not installed here, and there is no {own}; "
+        f"`make install ENGINE={engine}` installs it"
+    )
+
+
+# Lets a planner on the same machine ask the running `headrace up` for one more worker, over a socket in the run folder.
+#
+# One line of JSON each way: {"start": "aggregated", "model": "name"} → {"worker": "worker-3"} or {"error": "…"}. Only the
+# user who runs `up` can open the socket. Workers leave by a drain over NATS, like any other: the supervisor needs no command
+# for that.
+
+_log = structlog.get_logger()
+
+Start = Callable[[str, str], str]
+"""Starts a worker of a model in a role and returns its name. Raises CommandError."""
+
+_ANSWER_S = 10.0
+_LONGEST = 4096  # bytes of a line
+
+
+def socket_of(data_dir: Path) -> Path:
+    """Return where the socket of a data folder is while `headrace up` runs."""
+    return data_dir / "run" / "up.sock"
+
+
+@contextlib.asynccontextmanager
+async def worker_control(path: Path, start: Start) -> AsyncIterator[None]:
+    """Answer at the socket while open. Where it cannot be opened, `up` runs without, and says so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                told = _answer(await reader.readline(), start)
+                writer.write(json.dumps(told).encode() + b"\n")
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError):
+            pass  # the asker has left
+        finally:
+            writer.close()
+
+    _remove(path)  # of an `up` that was killed
+    try:
+        server = await asyncio.start_unix_server(answer, path, limit=_LONGEST)
+    except OSError as error:  # its path is too long, or the file system has none
+        _log.warning("up.no_worker_control", path=str(path), error=str(error))
+        yield
+        return
+    os.chmod(path, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _answer(line: bytes, start: Start) -> dict[str, str]:
+    try:
+        asked = json.loads(line)
+        return {"worker": start(str(asked["model"]), str(asked["start"]))}
+    except (CommandError, SettingsError) as error:
+        return {"error": str(error)}
+    except (ValueError, KeyError, TypeError):
+        return {"error": "that is no command of this version"}
+
+
+async def ask_for_worker(path: str, *, model: str, role: str) -> str:
+    """Ask for one more worker and return its name. Raises CommandError."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                writer.write(json.dumps({"start": role, "model": model}).encode() + b"\n")
+                await writer.drain()
+                told = json.loads(await reader.readline())
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        raise CommandError(f"the `headrace up` at {path} does not answer: {error}") from error
+    if "error" in told:
+        raise CommandError(told["error"])
+    return str(told["worker"])

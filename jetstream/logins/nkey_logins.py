@@ -17,11 +17,10 @@ from pathlib import Path
 
 import nkeys
 
+from headrace.jetstream.api import API
 from headrace.jetstream.context import pool_key
-from headrace.jetstream.core.api import API
 from headrace.jetstream.errors import ConnectError
-from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
-from headrace.jetstream.logins.roles import Login, streams_account
+from headrace.jetstream.logins.roles import PARTS_API, Login, Permissions, permissions, streams_account
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
@@ -188,3 +187,24 @@ def _allow(what: str, subjects: Sequence[str]) -> list[str]:
 def make_keys(folder: Path, logins: Iterable[Login]) -> dict[Login, str]:
     """Return the public key of each login, after making the seeds that are not there. Raises LoginFileUnusable."""
     return {login: user_key(folder, login.name) for login in sorted(logins)}
+
+
+# Makes the one login of a deployment whose NATS server knows no roles: a seed, a context that names it, and a user.
+#
+# The user may do all, and is of the account that a server without logins uses (`$G`). So nothing that is stored has to be
+# moved when a server begins to ask for it, and a message costs the server no look at a list. The server is told the public
+# key alone.
+
+
+def one_user_config(folder: Path, name: str) -> str:
+    """Return the part of a server's configuration that lets in who has the seed. Raises LoginFileUnusable.
+
+    The seed is made if it is not there.
+    """
+    return f"authorization {{ users: [ {{ nkey: {user_key(folder, name)} }} ] }}\n"
+
+
+def write_one_context(folder: Path, name: str, *, url: str, tls: Mapping[str, str]) -> Path:
+    """Write the context of the login for a server that listens at `url`, and return its path. Raises LoginFileUnusable."""
+    seed = str((folder / (name + SEED)).absolute())
+    return write_private_context(folder / (name + CONTEXT), {"description": "headrace", "url": url, "nkey": seed, **tls})

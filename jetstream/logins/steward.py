@@ -16,13 +16,10 @@ from typing import Any, get_args
 import msgspec
 import structlog
 
+from headrace.jetstream.api import CONSUMER_CREATE, ApiError, SubjectPattern
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core.api import CONSUMER_CREATE, ApiError
-from headrace.jetstream.core.origin import SubjectPattern
 from headrace.jetstream.errors import JetStreamError, SubjectError
-from headrace.jetstream.logins.permissions import permissions
-from headrace.jetstream.logins.pool_calls import NotTheirs, PoolCalls
-from headrace.jetstream.logins.roles import Login, RoleName
+from headrace.jetstream.logins.roles import Login, NotTheirs, PoolCalls, RoleName, permissions
 from headrace.jetstream.ports import Message
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.specs import StreamSpec

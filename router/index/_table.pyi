@@ -1,7 +1,6 @@
 from collections.abc import Iterator, Sequence
 
-from headrace.router.index.interface import OnEvict
-from headrace.router.index.types import Overlap, Tier
+from headrace.router.index.types import OnEvict, Overlap, Tier
 
 class CompiledPrefixIndex:
     implementation: str

@@ -26,7 +26,7 @@ from headrace.router.index._holders cimport Holders
 from headrace.router.index._slots cimport LEAST, SHARDS, Shard, Slot, erase, find, find_room, mixed_key, prefetch
 
 from headrace.router.errors import UnknownWorker
-from headrace.router.index.interface import ROUND, plane_of
+from headrace.router.index.types import ROUND, plane_of
 from headrace.router.index.types import Overlap
 
 cdef enum:
@@ -39,7 +39,7 @@ cdef enum:
     BATCH = 256       # entries evicted at a time
     AGES = 8          # steps of age inside one call
     INTERNED = 4096
-    PROBES = 4        # `headrace.router.index.interface.ROUND`
+    PROBES = 4        # `headrace.router.index.types.ROUND`
 
 cdef struct Worker:
     uint64_t *keys      # blocks it was given, without order; some may be gone, and only then some twice
@@ -60,7 +60,7 @@ cdef object _overlap_new = tuple.__new__
 cdef object _Overlap = Overlap
 cdef list _interned = [None] * INTERNED
 if ROUND != PROBES:
-    raise ImportError("the index was compiled with another headrace.router.index.interface than the one here")
+    raise ImportError("the index was compiled with another headrace.router.index.types than the one here")
 
 
 cdef object _overlap(uint32_t device, uint32_t host, uint32_t disk):
@@ -102,7 +102,7 @@ cdef class _Seen:
 
 
 cdef class CompiledPrefixIndex:
-    """Implements `headrace.router.index.interface.BlockTable`."""
+    """Implements `headrace.router.index.types.BlockTable`."""
     cdef public object on_evict
     cdef public size_t max_entries
     cdef readonly size_t evicted

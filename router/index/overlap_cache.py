@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.router.errors import UnknownWorker
-from headrace.router.index.interface import BlockTable
-from headrace.router.index.types import NO_OVERLAP, Overlap
+from headrace.router.index.types import NO_OVERLAP, BlockTable, Overlap
 
 _LOG = 256  # changes of a run that are remembered one by one
 _DEEP = 8  # a chain in more runs than this is joined again where that is possible

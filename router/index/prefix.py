@@ -17,8 +17,7 @@ from itertools import islice, repeat
 from operator import or_
 
 from headrace.router.errors import UnknownWorker
-from headrace.router.index.interface import ASSUMED, PLANES, ROUND, OnEvict, plane_of
-from headrace.router.index.types import NO_OVERLAP, Overlap, Tier
+from headrace.router.index.types import ASSUMED, NO_OVERLAP, PLANES, ROUND, OnEvict, Overlap, Tier, plane_of
 
 _EVENTS = range(ASSUMED)
 _ZEROS = repeat(0)
@@ -27,7 +26,7 @@ _CHUNK = 65_536  # so many blocks are stored before room is made for more
 
 
 class PurePrefixIndex:
-    """Implements `headrace.router.index.interface.BlockTable`.
+    """Implements `headrace.router.index.types.BlockTable`.
 
     It evicts the block that was stored or matched longest ago, tails before heads.
     """

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from headrace.broker.messages import Candidate, Decided, Explanation, FleetDecision, PrefillDecision
+from headrace.broker.messages.control import Candidate, Decided, Explanation, FleetDecision
+from headrace.broker.messages.requests import PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
-from headrace.router.placement.costs.array_costs import costs
-from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
-from headrace.router.placement.eligibility import why_not
+from headrace.router.placement.array_choice import costs
+from headrace.router.placement.cost import CostMatrix, CostRow
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.policies import Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting
-from headrace.router.placement.worker_view import Bools, Floats, WorkerView
+from headrace.router.placement.worker_view import Bools, Floats, WorkerView, why_not
 
 EACH = 8  # decisions remembered per request, and requests per client's id
 MOST_WORKERS = 64  # of a decision, remembered: of more the cheapest

@@ -1,5 +1,6 @@
 """The disaggregation planner: it keeps the prefill workers and their jobs, and decides for each placement where its prompt is
-computed, with the reason (`prefill_costs.py` has the arithmetic)."""
+computed, with the reason (`prefill_costs.py` has the arithmetic).
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headrace.broker.codec import unpack_u64
-from headrace.broker.messages import JobEvent, LoadReport, PrefillDecision
+from headrace.broker.messages.events import JobEvent, LoadReport
+from headrace.broker.messages.requests import PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
+from headrace.router.placement.array_choice import needs_one
 from headrace.router.placement.calibration import SpeedEstimate
-from headrace.router.placement.costs.array_costs import needs_one
-from headrace.router.placement.costs.cost_matrix import CostMatrix, CostRow
-from headrace.router.placement.disagg.prefill_costs import (
+from headrace.router.placement.cost import CostMatrix, CostRow
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.transfer import (
+    ANY,
     Computing,
+    PrefillPool,
     PrefillView,
+    TransferTimes,
     burden_s,
     computing,
     for_batch,
@@ -24,10 +31,6 @@ from headrace.router.placement.disagg.prefill_costs import (
     make_prefill_side,
     remote_decision,
 )
-from headrace.router.placement.disagg.prefill_pool import ANY, PrefillPool
-from headrace.router.placement.disagg.transfer_times import TransferTimes
-from headrace.router.placement.load import LoadTable, WorkerLoad
-from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting, WorkerInfo
 from headrace.router.placement.worker_view import Floats, Ints, WorkerView
 
@@ -235,3 +238,42 @@ def announced(placement: Placement) -> str:
     """Name the prefill worker for the `placed` event: `*` for any of them, empty for the worker itself."""
     decision = placement.prefill
     return "" if decision is None or not decision.remote else decision.worker or ANY
+
+
+# Makes the placement of a request on a worker: what it computes there itself, and when its first token may be expected.
+
+
+def uncached_tokens(request: Waiting, overlap: Overlap) -> int:
+    """Return the prompt tokens that have to be computed; the last one always has to."""
+    return max(request.tokens - overlap.blocks * request.block_size, 1)
+
+
+def verified_overlap(view: CacheView, load: WorkerLoad, request: Waiting) -> Overlap:
+    """Return what the worker's cache has of a request's prompt, with every block compared."""
+    chain = request.chain
+    return load.info.whole(view.verify(load.info.worker, chain)) if len(chain) else NO_OVERLAP
+
+
+def local_plan(
+    request: Waiting, load: WorkerLoad, overlap: Overlap, workers: WorkerView, wait_s: float, *, decision: str = ""
+) -> DisaggPlan:
+    """Plan that the worker computes the prompt itself. `decision`: the reason to say, in a pool with prefill workers."""
+    service_s = uncached_tokens(request, overlap) * workers.all_token_s[load.column] + workers.all_step_s[load.column]
+    return DisaggPlan(local_decision(decision) if decision else None, wait_s, service_s)
+
+
+def make_placement(
+    request: Waiting, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, reason: str, now_s: float, *, kept: bool = False
+) -> Placement:
+    """Make the placement of a request on a worker, by this plan. `kept`: the worker may not preempt it."""
+    return Placement(
+        request=request,
+        worker=load.info.worker,
+        uncached=uncached_tokens(request, overlap),
+        new_blocks=request.chain[overlap.device :],
+        predicted_ttft_s=request.age_s(now_s) + plan.wait_s + plan.service_s,
+        waited_s=request.waited_s(now_s),
+        reason=reason,
+        prefill=plan.decision,
+        kept=kept,
+    )

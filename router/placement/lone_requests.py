@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from math import inf
 
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
-from headrace.router.placement.costs.cost_matrix import uncached_tokens
-from headrace.router.placement.costs.scalar_choice import ScalarChoice, choose_one
+from headrace.router.placement.cost import uncached_tokens
 from headrace.router.placement.decision_log import DecisionLog, DecisionSnapshot
-from headrace.router.placement.fairness.turn_queues import TurnQueues
+from headrace.router.placement.disagg_planner import local_plan, make_placement
 from headrace.router.placement.load import LoadTable
-from headrace.router.placement.placements import local_plan, make_placement
-from headrace.router.placement.room import Room
-from headrace.router.placement.router_backoff import RouterBackoff
+from headrace.router.placement.room import Room, RouterBackoff
+from headrace.router.placement.scalar_choice import ScalarChoice, choose_one
 from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.turn_queues import TurnQueues
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.placement.worker_registry import WorkerRegistry
 from headrace.router.placement.worker_view import WorkerView

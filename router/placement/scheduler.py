@@ -11,32 +11,25 @@ import random
 from collections.abc import Iterable, Sequence
 
 from headrace.broker.codec import unpack_u64
-from headrace.broker.messages import Explanation, JobEvent, LoadReport
+from headrace.broker.messages.control import Explanation
+from headrace.broker.messages.events import JobEvent, LoadReport
 from headrace.router.index.types import CacheView, Overlap
-from headrace.router.placement.admission import Admission
-from headrace.router.placement.costs.cost import has_room
-from headrace.router.placement.costs.cost_matrix import CostMatrix
+from headrace.router.placement.admission import Admission, OverdueRequests, Unplaceable
+from headrace.router.placement.cost import CostMatrix, has_room
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
-from headrace.router.placement.disagg.prefill_costs import PrefillView
-from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner
-from headrace.router.placement.fairness.turn_queues import TurnQueues
-from headrace.router.placement.first_tokens.first_tokens import FirstTokens
-from headrace.router.placement.fleets.chooser import FleetChooser
-from headrace.router.placement.fleets.grid import FleetGrid
-from headrace.router.placement.interactive_presence import InteractivePresence
+from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, local_plan, make_placement, verified_overlap
+from headrace.router.placement.first_tokens import FirstTokens
+from headrace.router.placement.fleet_grid import FleetGrid
+from headrace.router.placement.fleets import FleetChooser
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.lone_requests import LoneRequests
-from headrace.router.placement.overdue import OverdueRequests, Unplaceable
-from headrace.router.placement.placements import local_plan, make_placement, verified_overlap
-from headrace.router.placement.policies import Pick, make_policy
-from headrace.router.placement.room import Room
-from headrace.router.placement.router_backoff import RouterBackoff
-from headrace.router.placement.session_affinity import prefer_session
+from headrace.router.placement.policies import Pick, make_policy, prefer_session
+from headrace.router.placement.room import InteractivePresence, Room, RouterBackoff, WindowRefresh, least_uncached
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.placement.suspects.suspects import Suspects, on_trial
-from headrace.router.placement.suspects.trials import WaitingSuspect
+from headrace.router.placement.suspects import Suspects, WaitingSuspect, on_trial
+from headrace.router.placement.transfer import PrefillView
+from headrace.router.placement.turn_queues import TurnQueues
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
-from headrace.router.placement.window_refresh import WindowRefresh, least_uncached
 from headrace.router.placement.worker_registry import WorkerRegistry
 from headrace.router.placement.worker_view import WorkerView
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.broker.messages import Candidate, FleetDecision, PrefillDecision
+from headrace.broker.messages.control import Candidate, FleetDecision
 from headrace.broker.messages.members import HELPERS
+from headrace.broker.messages.requests import PrefillDecision
 from headrace.jetstream.subjects import BATCH_CLASSES
 from headrace.router.index.types import Overlap
 

@@ -11,16 +11,14 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Cancel, Decided, Explain, Explanation, JobEvents, LoadReport, RouterControl
+from headrace.broker.messages.control import Decided, Explain, Explanation, RouterControl
+from headrace.broker.messages.events import Cancel, JobEvents, LoadReport
 from headrace.broker.places import place_name, reports_of
 from headrace.jetstream.ports import Message, Subscription
 from headrace.router.session import metrics
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.held_request import HeldRequest
-from headrace.router.session.prediction_accuracy import PredictionAccuracy
-from headrace.router.session.release import RequestRelease
+from headrace.router.session.metrics import PredictionAccuracy
 from headrace.router.session.roster import Roster
-from headrace.router.session.state import RouterState
+from headrace.router.session.state import HeldRequest, RequestRelease, RouterDeps, RouterState
 
 log = structlog.get_logger()
 

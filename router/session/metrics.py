@@ -5,7 +5,13 @@ Tenants come from clients, so only the first `MAX_TENANTS` of a process get a la
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import structlog
+
 from headrace.base.metrics import Counter, Gauge, Histogram
+from headrace.broker.messages.control import FleetDecision
+from headrace.broker.messages.events import JobEvent
 from headrace.jetstream.subjects import REQUEST_CLASSES
 from headrace.router.placement.types import Placement
 
@@ -105,3 +111,123 @@ def tenant_label(tenant: str) -> str:
         _tenants.add(tenant)
         return tenant
     return OTHER_TENANTS
+
+
+# Prometheus metrics of the choice among fleets: what was chosen and why, and what became of the predictions.
+
+CLOSE = 0.2  # part of the measured time
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+DECISIONS = Counter("headrace_global_decisions_total", "Placements in pools with several fleets", ["pool", "fleet", "reason"])
+FLEET_TTFT_PREDICTED_S = Histogram(
+    "headrace_global_ttft_predicted_seconds",
+    "Predicted time from arrival to the first token, by fleet",
+    ["fleet"],
+    buckets=_SECONDS,
+)
+TTFT_OBSERVED_S = Histogram(
+    "headrace_global_ttft_observed_seconds",
+    "Measured time from arrival to the end of the prefill, of the same requests",
+    ["fleet"],
+    buckets=_SECONDS,
+)
+FLEET_TTFT_ERROR_S = Histogram(
+    "headrace_global_ttft_error_seconds", "How far the prediction was off, either way", ["fleet"], buckets=_SECONDS
+)
+PREDICTIONS = Counter(
+    "headrace_global_ttft_predictions_total",
+    "Requests by whether the predicted time to first token was within a fifth of the measured one",
+    ["fleet", "met"],
+)
+TARGETS = Counter(
+    "headrace_global_ttft_targets_total", "Requests by whether the target of the first token was met", ["fleet", "met"]
+)
+
+
+def count_decision(pool: str, decision: FleetDecision) -> None:
+    """Count the fleet of a placement."""
+    DECISIONS.labels(pool, decision.fleet, decision.reason).inc()
+
+
+def compare(fleet: str, *, target_s: float, predicted_s: float, observed_s: float) -> None:
+    """Compare the time to first token of a request with its prediction and its target."""
+    FLEET_TTFT_PREDICTED_S.labels(fleet).observe(predicted_s)
+    TTFT_OBSERVED_S.labels(fleet).observe(observed_s)
+    off_s = abs(observed_s - predicted_s)
+    FLEET_TTFT_ERROR_S.labels(fleet).observe(off_s)
+    PREDICTIONS.labels(fleet, "yes" if off_s <= CLOSE * observed_s else "no").inc()
+    TARGETS.labels(fleet, "yes" if observed_s <= target_s else "no").inc()
+
+
+# Accuracy of predictions: the uncached tokens and the time to first token of each placement against the worker's report.
+
+LIMIT = 20_000  # placements remembered
+
+
+class _Prediction(NamedTuple):
+    uncached: int
+    tokens: int
+    arrived_s: float
+    ttft_s: float
+    fleet: str
+    target_s: float | None  # None: it has none, so nothing is told of it by fleet
+
+
+class PredictionAccuracy:
+    """Keeps predictions of this router until the prefill is reported."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], _Prediction] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def placed(self, placement: Placement) -> None:
+        """Remember the prediction of a placement."""
+        request, chosen = placement.request, placement.fleet
+        fleet, target_s = ("", request.ttft_target_s) if chosen is None else (chosen.fleet, chosen.ttft_target_s)
+        self._open[request.id, request.attempt] = _Prediction(
+            placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s, fleet, target_s
+        )
+        if len(self._open) > LIMIT:
+            del self._open[next(iter(self._open))]
+        OVERLAP_FOUND.inc(max(0, request.tokens - placement.uncached))
+
+    def on_event(self, event: JobEvent, now_s: float) -> None:
+        """Compare the end of a prefill with its prediction; forget predictions of requests that have ended."""
+        if event.kind not in ("prefilled", "settled", "moved"):
+            return
+        predicted = self._open.pop((event.id, event.attempt), None)
+        if predicted is None or event.kind != "prefilled":
+            return
+        missed = event.uncached - predicted.uncached
+        (OVERLAP_LOST if missed > 0 else OVERLAP_GAINED).inc(abs(missed))
+        actual_s = max(0.0, now_s - predicted.arrived_s)
+        TTFT_PREDICTED_S.observe(predicted.ttft_s)
+        TTFT_ACTUAL_S.observe(actual_s)
+        TTFT_ERROR_S.observe(abs(actual_s - predicted.ttft_s))
+        if predicted.target_s is not None:
+            compare(predicted.fleet, target_s=predicted.target_s, predicted_s=predicted.ttft_s, observed_s=actual_s)
+
+
+# Reports the waits of suspects for workers that are due back.
+
+log = structlog.get_logger()
+
+
+class SuspectWaits:
+    """Times the waits of one router's window. Times are seconds of the caller's clock."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._began_s: float | None = None
+
+    def note(self, suspects: int, now_s: float) -> None:
+        """Note how many suspects wait now. The first of them begins a wait, none ends it."""
+        if suspects and self._began_s is None:
+            self._began_s = now_s
+            log.warning("suspects.held", pool=self._pool, suspects=suspects, reason="lost workers are due back")
+        elif not suspects and self._began_s is not None:
+            waited_s, self._began_s = now_s - self._began_s, None
+            SUSPECTS_HELD_S.observe(waited_s)
+            log.info("suspects.released", pool=self._pool, waited_s=round(waited_s, 3))

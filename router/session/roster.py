@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from headrace.broker.messages import JobEvent, WorkerMember
+from headrace.broker.messages.events import JobEvent
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.places import places_of, worker_of
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.session import metrics
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.ports import PoolIndex, SchedulingPort
+from headrace.router.session.state import PoolIndex, RouterDeps, SchedulingPort
 
 log = structlog.get_logger()
 

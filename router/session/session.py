@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,39 +26,215 @@ import structlog
 from headrace.broker.codec import encode
 from headrace.broker.membership.failure_detector import FailureDetector
 from headrace.broker.membership.janitor import Janitor
+from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
-from headrace.broker.messages import RouterMember
+from headrace.broker.messages.members import RouterMember
 from headrace.broker.protocol.runs import Tombstones
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.subjects import BATCH_CLASSES
 from headrace.jetstream.tasks import TaskScope
+from headrace.jetstream.topology import request_stream
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
-from headrace.router.session.assessor import Assessor
-from headrace.router.session.credit import RequestCredit
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.dispatcher import Dispatcher
-from headrace.router.session.gauges import SessionGauges
-from headrace.router.session.held_request import HeldRequest
 from headrace.router.session.inbox import RouterInbox
-from headrace.router.session.intake import Intake
-from headrace.router.session.placement_events import Announcer
-from headrace.router.session.placement_outcomes import PlacementOutcomes
-from headrace.router.session.placer import Placer
-from headrace.router.session.ports import PoolIndex, SchedulingPort
-from headrace.router.session.prediction_accuracy import PredictionAccuracy
-from headrace.router.session.refusals import Refuser
-from headrace.router.session.release import RequestRelease
+from headrace.router.session.intake import Assessor, Intake
+from headrace.router.session.metrics import PredictionAccuracy, SuspectWaits
+from headrace.router.session.placing import Announcer, Dispatcher, PlacementOutcomes, Placer, Refuser
 from headrace.router.session.roster import Roster
-from headrace.router.session.state import RouterState, ServingPermission
-from headrace.router.session.suspect_waits import SuspectWaits
-from headrace.router.session.tenants import TenantCount
-from headrace.router.session.timers import RouterTimers, index_ready, members_known
+from headrace.router.session.state import (
+    Feed,
+    HeldRequest,
+    PoolIndex,
+    RequestCredit,
+    RequestRelease,
+    RequestWindow,
+    RouterDeps,
+    RouterState,
+    SchedulingPort,
+    ServingPermission,
+)
 from headrace.router.session.waker import Waker
-from headrace.router.session.window import RequestWindow
+
+# The count of tenants whose requests wait: a limit on one tenant protects others only if there are others.
 
 log = structlog.get_logger()
 
+CROWDED = 256  # requests held, from which on it matters whose they are
+
+
+class TenantCount:
+    """Tells the scheduler whether several tenants have interactive requests, in the window or in the streams behind it.
+
+    Batch requests are bounded by a window of their own and take no turn from others.
+    """
+
+    def __init__(self, deps: RouterDeps, state: RouterState) -> None:
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._pool = deps.pool
+        self._window = state.window
+        self._scheduler = state.scheduler
+
+    async def refresh(self) -> None:
+        """Count anew. With a short window there is nothing to protect, and with an error the last count stays."""
+        held = self._window.counts
+        if sum(count for name, count in held.items() if name not in BATCH_CLASSES) < CROWDED:
+            self._scheduler.several_tenants = False
+            return
+        stream = request_stream(self._subjects, "std")
+        try:
+            counts = await self._messaging.subject_counts(stream, self._subjects.req_filter_all(self._pool))
+        except JetStreamError as error:
+            log.debug("crowd.unknown", pool=self._pool, error=str(error))
+            return
+        waiting = map(self._subjects.parse_req, counts)
+        tenants = {subject.tenant for subject in waiting if subject.request_class not in BATCH_CLASSES}
+        self._scheduler.several_tenants = len(tenants) > 1
+
+
+# The gauges of one router session: age of the window, index and prefill queue.
+
+AGE_EVERY_S = 1.0  # every held request is looked at for it
+
+
+class SessionGauges:
+    """Sets the gauges of one pool. Without an index those of the index are left out."""
+
+    def __init__(
+        self,
+        pool: str,
+        scheduler: SchedulingPort,
+        index: PoolIndex | None,
+        window: RequestWindow,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._index = index
+        self._window = window
+        self._wall = wall
+        self._age_due_s = 0.0
+
+    def refresh(self, now_s: float) -> None:
+        """Set every gauge to the present value; the age of the oldest request once a second."""
+        if now_s >= self._age_due_s:
+            self._age_due_s = now_s + AGE_EVERY_S
+            metrics.OLDEST_S.labels(self._pool).set(self._window.oldest_s(self._wall()))
+        metrics.PREFILL_QUEUE.labels(self._pool).set(self._scheduler.queued_prefill_tokens(now_s))
+        if self._index is not None:
+            metrics.INDEX_READY.labels(self._pool).set(self._index.follower.ready)
+            metrics.LAG.labels(self._pool).set(self._index.follower.lag)
+            metrics.INDEX_ENTRIES.labels(self._pool).set(len(self._index.entries))
+
+
+# Periodic work of a router session: wait at the start, extend claims, set gauges, drop requests of judges that are gone.
+
+TICK_S = 0.1
+MEMBERS_WAIT_S = 5.0
 POLL_S = 0.01
+TENANTS_S = 1.0
+
+
+async def members_known(members: Members, *, pool: str) -> None:
+    """Return once all leases have been read. Log a warning while that takes long."""
+    while True:
+        try:
+            await members.ready(MEMBERS_WAIT_S)
+        except (JetStreamError, TimeoutError) as error:
+            log.warning("router.waiting", pool=pool, waiting_for="members", error=str(error))
+        else:
+            return
+
+
+async def index_ready(feed: Feed, *, pool: str, longest_s: float) -> None:
+    """Return once the index has caught up, or after `longest_s`, because requests wait for this."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + longest_s
+    while not feed.ready and loop.time() < deadline:
+        await asyncio.sleep(POLL_S)
+    if not feed.ready:
+        metrics.INDEX_WAITS.inc()
+        log.warning("index.not_awaited", pool=pool, waited_s=longest_s, lag=feed.lag)
+
+
+class RouterTimers:
+    """Runs the periodic work of one session."""
+
+    def __init__(
+        self,
+        deps: RouterDeps,
+        state: RouterState,
+        credit: RequestCredit,
+        release: RequestRelease,
+        *,
+        roster: Roster,
+        gauges: SessionGauges,
+        tenants: TenantCount,
+    ) -> None:
+        self._messaging = deps.messaging
+        self._members = deps.members
+        self._pool = deps.pool
+        self._timing = deps.options.timing
+        self._window = state.window
+        self._tombstones = state.tombstones
+        self._permission = state.permission
+        self._credit = credit
+        self._release = release
+        self._roster = roster
+        self._gauges = gauges
+        self._tenants = tenants
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._extend())
+            tasks.create_task(self._tick())
+            tasks.create_task(self._drop_orphans())
+            tasks.create_task(self._count_tenants())
+
+    async def _extend(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.ack_wait_s / 3)
+            if not self._window.claims_valid:
+                log.warning("window.let_go", pool=self._pool, held=len(self._window), why="not extended in time")
+                self._release.give_back_waiting()
+            if self._messaging.connected:
+                self._window.extend()
+            self._credit.balance()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = loop.time()
+            self._tombstones.expire(now)
+            self._roster.trust_senders(now)
+            self._gauges.refresh(now)
+
+    async def _count_tenants(self) -> None:
+        while True:
+            await asyncio.sleep(TENANTS_S)
+            await self._tenants.refresh()
+
+    async def _drop_orphans(self) -> None:
+        """Drop waiting requests whose judge is gone: their answers have no reader, and they take up the window."""
+        while True:
+            await asyncio.sleep(self._timing.silence_s)
+            if not self._permission.lease_held:
+                continue
+            waiting = [held for held in self._window if held.waiting]
+            for judge in {held.head.judge: None for held in waiting if not self._members.ingress_live(held.head.judge)}:
+                await self._drop_if_gone(judge)
+
+    async def _drop_if_gone(self, judge: str) -> None:
+        asked = [held for held in self._window if held.waiting and held.head.judge == judge]
+        if not await self._members.ingress_gone(judge):
+            return
+        for held in asked:  # not those that have arrived while the answer was on its way
+            if held.waiting:
+                self._release.drop(held, "judge_gone")
 
 
 class RouterSession:

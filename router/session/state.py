@@ -3,14 +3,364 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
 
-from headrace.broker.messages import Inspection
+from headrace.broker.codec import decode
+from headrace.broker.membership.members import Members
+from headrace.broker.messages.control import Explanation, HistoryEntry, Inspection
+from headrace.broker.messages.events import JobEvent, LoadReport
+from headrace.broker.messages.requests import Choices, Finite, JobId, Name, Record, Small, Target, Token, Tokens, UnixTime
+from headrace.broker.protocol.run import follow
 from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.router.session.ports import SchedulingPort
-from headrace.router.session.window import RequestWindow
+from headrace.jetstream.ports import Delivery, Messaging, PullLoop
+from headrace.jetstream.subjects import BATCH_CLASSES, MOVED_CLASSES, RequestClass, Subjects
+from headrace.router.index.types import CacheView
+from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
+from headrace.router.session import metrics
+from headrace.router.settings import SessionOptions
+
+# The dependencies that every part of a router session shares: where it works, and what it reads and writes through.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterDeps:
+    """Dependencies of one router in one pool. `router` is the id of this session; `wall` returns Unix time.
+
+    The owner of the session runs `members`.
+    """
+
+    messaging: Messaging
+    subjects: Subjects
+    members: Members
+    pool: str
+    router: str
+    block_size: int = 0  # tokens of the pool's blocks; 0 = those of every worker
+    options: SessionOptions = field(default_factory=SessionOptions)
+    wall: Callable[[], float] = time.time
+
+
+# Ports of a router session: the scheduler that it asks, and the index that is kept current for it, as protocols.
+#
+# `headrace.router.placement.scheduler.Scheduler` and `headrace.router.index.follower.KvFollower` are the real things;
+# protocol tests bring a random scheduler.
+
+
+class SchedulingPort(Protocol):
+    """Decides without I/O. All times are of the caller's one clock."""
+
+    several_tenants: bool  # more than one has requests in the stream before the window
+
+    def put_worker(self, info: WorkerInfo, now_s: float) -> None: ...
+    def remove_worker(self, worker: str, now_s: float) -> None: ...
+    def set_routers(self, names: Iterable[str]) -> None:
+        """Name the live routers of this pool; this one may be left out."""
+
+    def on_report(self, report: LoadReport, now_s: float) -> None: ...
+    def on_event(self, event: JobEvent, now_s: float) -> None: ...
+    def place_now(self, request: Waiting, now_s: float) -> Placement | None:
+        """Place a request that has just come, if nothing waits and nothing speaks against it; None: offer it."""
+
+    def offer(self, request: Waiting, now_s: float) -> Shed | None:
+        """Take a request into the window, or shed it at once."""
+
+    def assess(self, request_id: str, *, limit: int, crashes: int) -> None:
+        """Note what the judge of a waiting request says: its group limit, 0 = it is no suspect."""
+
+    def cancel(self, ids: Iterable[str]) -> list[Waiting]:
+        """Drop these requests. Return those that were waiting."""
+
+    def decide(self, now_s: float) -> list[Decision]: ...
+    def next_wake_s(self, now_s: float) -> float | None:
+        """Return when `decide` should be called although nothing has happened; None if that is not needed."""
+
+    def unplace(self, placement: Placement, now_s: float) -> None:
+        """Take a request back into the window whose placement did not happen."""
+
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def suspects_awaiting_lost(self) -> int:
+        """The suspects that wait for workers to come back, since the only one left serves ordinary requests."""
+
+    def explain(self, request_id: str, now_s: float) -> Explanation | None:
+        """Explain the decision about a request, with `at` on the caller's clock; None if it is not known."""
+
+    def queued_prefill_tokens(self, now_s: float) -> float:
+        """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
+
+
+class CacheFeed(Protocol):
+    """The senders of cache events (`headrace.router.index.sources.KvEventSources`)."""
+
+    def distrust(self, worker: str) -> None:
+        """Take the next event of this worker for a new beginning, because its blocks are guessed from now on."""
+
+    def known(self, worker: str) -> tuple[int, int] | None:
+        """Return (epoch, n) of the last event read from this worker; None if there was none."""
+
+
+class Feed(Protocol):
+    """Keeps the index current from the KV stream (`headrace.router.index.follower.KvFollower`)."""
+
+    async def run(self) -> None:
+        """Read events until cancelled."""
+
+    async def release(self) -> None:
+        """Let another router make the snapshots. Call it before leaving."""
+
+    @property
+    def ready(self) -> bool:
+        """The index has caught up with the stream once."""
+
+    @property
+    def lag(self) -> int:
+        """Messages stored in the stream and not applied yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolIndex:
+    """The index of one pool: `follower` writes into `view` the events that `events` keeps track of.
+
+    The length of `entries` is the number of blocks in the index, counted once per worker and tier.
+    """
+
+    view: CacheView
+    events: CacheFeed
+    follower: Feed
+    entries: Sized
+
+
+# A request in the router's window: the part of its message that a router reads, and its states with their transitions.
+#
+# A request is in the window from its delivery on until its stored message is acknowledged or left to the server. Everything
+# that changes its state stands in this file, and nothing outside it assigns `HeldRequest.state`; an illegal transition
+# raises, because the caller has a bug.
+#
+#     WAITING ──place──> PLACING ──refuse──> REFUSING
+#      │   ^               │                    ^
+#      │   └──wait_again───┘                    │
+#      │                                        │
+#      └───────────────refuse───────────────────┘
+#
+#     each of these three ──leave──> GONE
+#
+# * `WAITING`: the scheduler has the request. Only in this state may it be cancelled, or make way for a later attempt. *
+# `PLACING`: its message is being published to a worker, and the outcome must be known first. A worker whose queue is full
+# sends the request back to `WAITING`; a message that the server can never store is refused. * `REFUSING`: its judge is being
+# asked to end the request, and only the judge's answer allows the acknowledgement. * `GONE`: the window has removed it. A
+# message that was displaced (its stream was deleted and made again) goes from any state; a placement or refusal of it that
+# ends later changes nothing any more.
+
+
+class RequestState(StrEnum):
+    """The state of a request in the window. Operators see the values. Strings hash in C, which counts twice per request."""
+
+    WAITING = "waiting"
+    PLACING = "placing"
+    REFUSING = "refusing"
+    GONE = "gone"
+
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.PLACING, RequestState.REFUSING, RequestState.GONE}),
+    RequestState.PLACING: frozenset({RequestState.WAITING, RequestState.REFUSING, RequestState.GONE}),
+    RequestState.REFUSING: frozenset({RequestState.GONE}),
+    RequestState.GONE: frozenset(),
+}
+
+
+class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """An `Envelope` without the payload, which a router has no use for and must not copy."""
+
+    id: JobId
+    judge: Token
+    deadline: UnixTime
+    created: UnixTime = 0.0
+    name: Name = ""
+    tokens: Tokens
+    max_tokens: Tokens = 0
+    choices: Choices = 1
+    request_class: Name = "std"
+    tenant: Token = "_"
+    priority: Small = 0
+    block_size: Tokens = 0
+    hashes: bytes = b""
+    adapter: Name = ""
+    session: Name = ""
+    affinity: Literal["soft", "hard"] = "soft"
+    worker: Name = ""
+    ttft_target_s: Target | None = None
+    itl_target_s: Target | None = None
+    agent_priority: Small | None = None
+    require: list[Name] = []
+    prefer: dict[Name, Finite] = {}
+    trace: dict[str, str] = {}
+
+
+@dataclass(eq=False, slots=True)
+class HeldRequest:
+    """A request that this router holds un-acked. `delivery` is the newest handle for acks."""
+
+    delivery: Delivery
+    head: RequestHead
+    attempt: int
+    history: list[HistoryEntry]
+    request_class: RequestClass
+    size: int = 0
+    gauge: Any = field(default=None, repr=False)
+    state: RequestState = field(default=RequestState.WAITING, init=False)
+
+    # State transitions. Each raises IllegalTransition if the table does not have it.
+
+    def place(self) -> None:
+        """Begin to publish the request to a worker."""
+        self.state = follow(TRANSITIONS, self.state, RequestState.PLACING)
+
+    def wait_again(self) -> None:
+        """Go back to waiting, because the worker's queue is full."""
+        self.state = follow(TRANSITIONS, self.state, RequestState.WAITING)
+
+    def refuse(self) -> None:
+        """Begin to ask the judge to end the request."""
+        self.state = follow(TRANSITIONS, self.state, RequestState.REFUSING)
+
+    def leave(self) -> None:
+        """Leave the window for good."""
+        self.state = follow(TRANSITIONS, self.state, RequestState.GONE)
+
+    @property
+    def waiting(self) -> bool:
+        """The scheduler has the request, and nothing is being done with it."""
+        return self.state is RequestState.WAITING
+
+    @property
+    def gone(self) -> bool:
+        """The window has removed the request."""
+        return self.state is RequestState.GONE
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def key(self) -> tuple[bool, int]:
+        """The stored message: moved requests lie in a stream of their own."""
+        return self.request_class in MOVED_CLASSES, self.delivery.stream_seq
+
+
+def decode_head(data: bytes) -> RequestHead:
+    """Read the head of a request message. Raises WireError."""
+    return decode(RequestHead, data)
+
+
+# The requests a router holds un-acked: those that the server believes to be delivered to it, and until when it does.
+#
+# The claims on them are extended together, every third of the server's `ack_wait`. When that could not be done in time (the
+# process was frozen, the connection gone), the server has given the requests to another consumer: then they are let go
+# without an ack or nak, because that would speak about the other consumer's delivery.
+
+
+class RequestWindow:
+    """All requests that one router holds, by stored message and by id."""
+
+    def __init__(self, pool: str, *, ack_wait_s: float) -> None:
+        self.pool = pool
+        self._ack_wait_s = ack_wait_s
+        self._by_key: dict[tuple[bool, int], HeldRequest] = {}
+        self._by_id: dict[str, HeldRequest] = {}
+        self.counts: dict[str, int] = {}  # requests held, by class
+        self._loop = asyncio.get_running_loop()
+        self._extended_s = self._loop.time()
+        self._gauges: dict[tuple[str, str], Any] = {}  # finding a labelled metric costs more than setting it
+        self._bytes_gauge = metrics.WINDOW_BYTES.labels(pool)
+        self.bytes = 0
+
+    def _gauge(self, request_class: str, tenant: str) -> Any:
+        gauge = self._gauges.get((request_class, tenant))
+        if gauge is None:
+            gauge = self._gauges[request_class, tenant] = metrics.WINDOW.labels(self.pool, request_class, tenant)
+        return gauge
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[HeldRequest]:
+        return iter(list(self._by_key.values()))
+
+    def of(self, request_id: str) -> HeldRequest | None:
+        """Return the held request of this id. There is at most one at a time."""
+        return self._by_id.get(request_id)
+
+    def knows(self, delivery: Delivery, request_class: RequestClass) -> bool:
+        """Return whether a request is held under this sequence."""
+        return (request_class in MOVED_CLASSES, delivery.stream_seq) in self._by_key
+
+    def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
+        """Return the request held under this sequence if it is of another message: the stream was deleted and made again."""
+        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
+        return held if held is not None and held.delivery.data != delivery.data else None
+
+    def redelivered(self, delivery: Delivery, request_class: RequestClass) -> bool:
+        """Replace the ack handle if this stored message is held already. Return whether it was."""
+        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
+        if held is None:
+            return False
+        held.delivery = delivery
+        return True
+
+    def add(self, held: HeldRequest) -> None:
+        """Hold one more request. Raises KeyError if another one of this id is held."""
+        head = held.head
+        if head.id in self._by_id:
+            raise KeyError(head.id)
+        held.size = len(held.delivery.data)
+        held.gauge = self._gauge(held.request_class, metrics.tenant_label(head.tenant))
+        self._by_key[held.key] = held
+        self._by_id[head.id] = held
+        self.counts[held.request_class] = self.counts.get(held.request_class, 0) + 1
+        self.bytes += held.size
+        held.gauge.inc()
+        self._bytes_gauge.set(self.bytes)
+
+    def remove(self, held: HeldRequest) -> bool:
+        """Hold this request no longer. Return False if it was removed before."""
+        if held.state is RequestState.GONE:
+            return False
+        held.leave()
+        self._by_key.pop(held.key, None)
+        self._by_id.pop(held.head.id, None)
+        self.counts[held.request_class] -= 1
+        self.bytes -= held.size
+        held.gauge.dec()
+        self._bytes_gauge.set(self.bytes)
+        return True
+
+    def oldest_s(self, wall_s: float) -> float:
+        """Return how long ago the oldest held request was created; 0 without one. Looks at all of them. `wall_s`: Unix time."""
+        return max(0.0, wall_s - min((held.head.created for held in self._by_key.values()), default=wall_s))
+
+    # Claims: for how long the server believes that the requests are being worked on here.
+
+    @property
+    def claims_valid(self) -> bool:
+        """The server still believes that all held requests are being worked on here."""
+        return self._loop.time() - self._extended_s < self._ack_wait_s
+
+    def extend(self) -> None:
+        """Tell the server that every request is being worked on. Call it only while connected: otherwise nothing is sent."""
+        for held in self._by_key.values():
+            held.delivery.progress()
+        self._extended_s = self._loop.time()
+
+    def restart_claims(self) -> None:
+        """Count claims from now on, because no older request is held."""
+        self._extended_s = self._loop.time()
 
 
 class ServingPermission:
@@ -53,3 +403,88 @@ class RouterState:
         permission = self.permission
         states = Counter(held.state.value for held in self.window)
         return Inspection(component=router, states=dict(states), lease_held=permission.lease_held, draining=permission.draining)
+
+
+# Pull credit: how many requests of each class the server may still deliver, by the room that is left in the window.
+
+
+class RequestCredit:
+    """Owns the credit of the pull loops of one session.
+
+    Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  Those of
+    batch requests are small, because no client waits for their first token.
+    """
+
+    def __init__(self, options: SessionOptions, state: RouterState) -> None:
+        self._options = options
+        self._window = state.window
+        self._permission = state.permission
+        self._loops: dict[RequestClass, PullLoop] = {}
+        self._allowed = False  # requests were asked for, the last time
+
+    def add(self, request_class: RequestClass, loop: PullLoop) -> None:
+        """Keep the credit of one more pull loop. It gets none before `balance` is called."""
+        self._loops[request_class] = loop
+
+    def balance(self) -> None:
+        """Ask for as many requests of each class as its window has room for. Call it whenever room or permission changes."""
+        allowed = self._allowed = self._permission.granted and self._window.bytes < self._options.window_bytes
+        counts, options = self._window.counts, self._options
+        for request_class, loop in self._loops.items():
+            most = options.batch_window if request_class in BATCH_CLASSES else options.window
+            wanted = max(0, most - counts.get(request_class, 0)) if allowed else 0
+            if loop.credit < wanted or (loop.credit and not allowed):
+                loop.add_credit(wanted - loop.credit)
+
+    def freed(self, request_class: RequestClass) -> None:
+        """Ask for as many as there is room for after a request of this class has left. Quicker than `balance`."""
+        options, loop = self._options, self._loops.get(request_class)
+        if loop is None or not self._allowed or self._window.bytes >= options.window_bytes:
+            self.balance()
+            return
+        most = options.batch_window if request_class in BATCH_CLASSES else options.window
+        missing = most - self._window.counts[request_class] - loop.credit
+        if missing > 0:
+            loop.add_credit(missing)
+
+
+# The end of a request in the window: its stored message is acknowledged, or left to another consumer.
+
+
+class RequestRelease:
+    """Removes requests from the window, and gives the room that becomes free to the pull loops."""
+
+    def __init__(self, state: RouterState, credit: RequestCredit) -> None:
+        self._window = state.window
+        self._scheduler = state.scheduler
+        self._credit = credit
+
+    def settle(self, held: HeldRequest, how: str = "") -> None:
+        """Acknowledge the stored request: a worker has it now, or it has ended. `how` is the metric label of a drop, if any."""
+        if self._window.remove(held):
+            if how:
+                metrics.DROPPED.labels(how).inc()
+            held.delivery.ack()
+            self._credit.freed(held.request_class)
+
+    def drop(self, held: HeldRequest, how: str) -> None:
+        """Cancel a request that has no reader any more, and acknowledge it."""
+        self._scheduler.cancel([held.id])
+        self.settle(held, how)
+
+    def give_back(self, held: HeldRequest) -> None:
+        """Leave the request to another consumer: by a nak while the claim on it is ours, else when the server's claim ends."""
+        ours = self._window.claims_valid
+        if self._window.remove(held):
+            metrics.DROPPED.labels("given_back" if ours else "let_go").inc()
+            if ours:
+                held.delivery.nak()
+            self._credit.balance()
+
+    def give_back_waiting(self) -> None:
+        """Give every waiting request back. In-flight placements finish, because their outcome must be known."""
+        waiting = [held for held in self._window if held.waiting]
+        self._scheduler.cancel([held.id for held in waiting])
+        for held in waiting:
+            self.give_back(held)
+        self._window.restart_claims()

@@ -65,11 +65,11 @@ ATTEMPTS = (
         "ids are counted up",
         (
             Cut(
-                "jetstream/kv.py",
+                "jetstream/watch.py",
                 "import secrets\n",
-                "import secrets\n\nfrom headrace.jetstream.core.natspy import NUID\n\n_ids = NUID()\n",
+                "import secrets\n\nfrom headrace.jetstream.raw_client import NUID\n\n_ids = NUID()\n",
             ),
-            Cut("jetstream/kv.py", "msg_id=secrets.token_hex(16),", "msg_id=_ids.next().decode(),"),
+            Cut("jetstream/watch.py", "msg_id=secrets.token_hex(16),", "msg_id=_ids.next().decode(),"),
         ),
     ),
     Attempt(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.attacks.attempt import Attempt, Cut
 
-BASE = "broker/messages/base.py"
+BASE = "broker/messages/requests.py"
 CODEC = "broker/codec.py"
 POISON = "unit/broker/test_poison.py"
 DIRECTORY = "unit/broker/models/test_directory.py"
@@ -49,7 +49,7 @@ ATTEMPTS = (
         "the verdict is kept until it is sent",
         (
             Cut(
-                "broker/ingress/judge_outbox.py",
+                "broker/ingress/inbox.py",
                 "worker, answers = self._answers.popitem()\n            self._send(worker, Answers(answers=answers))",
                 "worker, answers = next(iter(self._answers.items()))\n"
                 "            self._messaging.send(self._subjects.control(worker), encode(Answers(answers=answers)))\n"
@@ -73,7 +73,7 @@ ATTEMPTS = (
         "ignored",
         (f"{DIRECTORY}::test_a_card_under_another_key_than_its_pool_is_ignored",),
         "the key is not compared",
-        (Cut("broker/models/stored_card.py", "check_card_key(card, key)", "pass"),),
+        (Cut("broker/models/cards.py", "check_card_key(card, key)", "pass"),),
     ),
     Attempt(
         "C3",
@@ -95,9 +95,9 @@ ATTEMPTS = (
         "P",
         "a stored message whose handling fails in a way that no check foresaw",
         "a dead letter, and the judge ends the request",
-        ("unit/broker/test_failed_deliveries.py::test_a_request_becomes_a_dead_letter_and_its_judge_ends_it",),
+        ("unit/broker/test_dead_letters.py::test_a_request_becomes_a_dead_letter_and_its_judge_ends_it",),
         "the error goes on to the consumer",
-        (Cut("broker/failed_deliveries.py", "self.bury(delivery, error)", "raise"),),
+        (Cut("broker/dead_letters.py", "self.bury(delivery, error)", "raise"),),
     ),
     Attempt(
         "C3",
@@ -124,7 +124,7 @@ ATTEMPTS = (
         (
             Cut(BASE, 'Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\\Z")]', "Token = Annotated[str, Meta()]"),
             Cut(BASE, "UnixTime = Annotated[float, Meta(ge=0.0, le=LATEST)]", "UnixTime = Annotated[float, Meta()]"),
-            Cut("broker/failed_deliveries.py", "self.bury(delivery, error)", "raise SystemExit(78) from error"),
+            Cut("broker/dead_letters.py", "self.bury(delivery, error)", "raise SystemExit(78) from error"),
         ),
     ),
     Attempt(

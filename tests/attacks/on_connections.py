@@ -16,7 +16,7 @@ ATTEMPTS = (
         "400 and the end of the connection, or one answer to each request",
         (f"{SMUGGLING}test_nothing_is_smuggled_past_a_request",),
         "a connection goes on behind a request that can be read in two ways",
-        (Cut("frontend/http/http_exchange.py", "(BodyTooLarge, BodyTimeout, BadFraming)", "(BodyTooLarge, BodyTimeout)"),),
+        (Cut("frontend/http/exchange.py", "(BodyTooLarge, BodyTimeout, BadFraming)", "(BodyTooLarge, BodyTimeout)"),),
     ),
     Attempt(
         "L1",
@@ -63,7 +63,7 @@ ATTEMPTS = (
         "neither heads nor bodies have a deadline",
         (
             Cut("frontend/http/connections.py", "if now - since <= limit:", "if True:"),
-            Cut("frontend/http/http_exchange.py", "asyncio.timeout(settings.body_timeout_s)", "asyncio.timeout(None)"),
+            Cut("frontend/http/exchange.py", "asyncio.timeout(settings.body_timeout_s)", "asyncio.timeout(None)"),
         ),
     ),
     Attempt(

@@ -6,7 +6,7 @@ from tests.attacks.attempt import Attempt, Cut
 
 STORE = "integration/jetstream/test_encrypted_store.py"
 PRIVATE = "integration/headrace/test_private_deployment.py"
-SECRETS = "headrace/config/secrets.py"
+SECRETS = "headrace/config/values.py"
 RING = "frontend/auth/key_ring.py"
 
 ATTEMPTS = (
@@ -54,7 +54,7 @@ ATTEMPTS = (
         "dead letters are left out",
         (
             Cut(
-                "broker/tenants/inventory.py",
+                "broker/tenants.py",
                 'self.places.append(Place(STREAMS["DLQ"], subjects.stream("DLQ"),',
                 'str(Place(STREAMS["DLQ"], subjects.stream("DLQ"),',
             ),
@@ -106,8 +106,8 @@ ATTEMPTS = (
         "passwords `p@sslong` and `pa/ss` in an address that is logged, secrets nested in `engine_args`",
         "masked",
         (
-            "unit/headrace/config/test_secrets.py::test_addresses_are_shown_without_users_and_passwords",
-            "unit/headrace/config/test_secrets.py::test_secrets_inside_tables_are_masked_at_any_depth",
+            "unit/headrace/config/test_values.py::test_addresses_are_shown_without_users_and_passwords",
+            "unit/headrace/config/test_values.py::test_secrets_inside_tables_are_masked_at_any_depth",
         ),
         "an address is masked up to its first @, tables at their top only",
         (
@@ -120,7 +120,7 @@ ATTEMPTS = (
         "L",
         "reads `ps` for the key and the password of the command line",
         "stars",
-        ("unit/headrace/config/test_secrets.py::test_ps_shows_no_secret_of_the_command_line",),
+        ("unit/headrace/config/test_values.py::test_ps_shows_no_secret_of_the_command_line",),
         "the arguments are left as they are",
         (Cut(SECRETS, 'if texts and sys.platform == "linux":', "if False:"),),
     ),
@@ -129,7 +129,7 @@ ATTEMPTS = (
         "M",
         "an engine's model code reads the environment",
         "secrets are not in it",
-        ("unit/headrace/config/test_secrets.py::test_a_part_gets_only_secrets_that_it_uses_and_hands_none_on",),
+        ("unit/headrace/config/test_values.py::test_a_part_gets_only_secrets_that_it_uses_and_hands_none_on",),
         "they are read and left there",
         (Cut(SECRETS, "environ.pop(name) for name", "environ[name] for name"),),
     ),
@@ -145,7 +145,7 @@ ATTEMPTS = (
             ),
         ),
         "commands tell nothing",
-        (Cut("headrace/commands/operating/audit.py", "messaging.send(names.audit(),", "str(names.audit()) and str("),),
+        (Cut("headrace/commands/control.py", "messaging.send(names.audit(),", "str(names.audit()) and str("),),
     ),
     Attempt(
         "M8",
@@ -153,11 +153,11 @@ ATTEMPTS = (
         "a wrong key, or what its key does not cover",
         "a line with its public id and the sender's address",
         (
-            "unit/frontend/auth/test_audit.py::test_a_refused_key_is_named_by_its_id_and_its_senders_address",
-            "unit/frontend/auth/test_audit.py::test_refusals_behind_the_gate_are_audited_too",
+            "unit/frontend/auth/test_key_ring.py::test_a_refused_key_is_named_by_its_id_and_its_senders_address",
+            "unit/frontend/auth/test_key_ring.py::test_refusals_behind_the_gate_are_audited_too",
         ),
         "refusals are not written",
-        (Cut("frontend/auth/audit.py", 'log.warning("audit.refused", code=code, **who(scope), **fields)', "pass"),),
+        (Cut("frontend/auth/key_ring.py", 'log.warning("audit.refused", code=code, **who(scope), **fields)', "pass"),),
     ),
     Attempt(
         "M9",
@@ -174,12 +174,12 @@ ATTEMPTS = (
         "addresses are not looked at",
         (
             Cut(
-                "headrace/commands/preflight.py",
+                "headrace/commands/run.py",
                 'if problem is not None:\n        raise SettingsError(f"frontend.host',
                 'if False:\n        raise SettingsError(f"frontend.host',
             ),
             Cut(
-                "headrace/commands/preflight.py",
+                "headrace/commands/run.py",
                 'if not is_loopback(host) and settings["server.login"] == "none" and',
                 "if False and",
             ),
@@ -199,11 +199,11 @@ ATTEMPTS = (
         "L, P",
         "reads the bucket of keys",
         "hashes of 256 random bits",
-        ("unit/broker/keys/test_store.py::test_what_is_stored_has_the_hash_and_not_the_key",),
+        ("unit/broker/test_keys.py::test_what_is_stored_has_the_hash_and_not_the_key",),
         "the text is stored",
         (
             Cut(
-                "broker/keys/store.py",
+                "broker/keys.py",
                 "wish, id=key_id, hashes=[KeyHash(sha256=digest_of(text.encode()))]",
                 "wish, id=key_id, hashes=[KeyHash(sha256=text.encode())]",
             ),
@@ -266,7 +266,7 @@ ATTEMPTS = (
         "nothing of a token is verified",
         (
             Cut(
-                "frontend/auth/bearer_tokens.py",
+                "frontend/auth/key_ring.py",
                 'options={"require": ["exp", "iss", "aud", "sub"]},',
                 'options={"verify_signature": False},',
             ),
@@ -284,6 +284,6 @@ ATTEMPTS = (
             ),
         ),
         "frontends do not share their counts",
-        (Cut("frontend/auth/quota_share.py", "window.learn(number, total)", "pass"),),
+        (Cut("frontend/auth/quotas.py", "window.learn(number, total)", "pass"),),
     ),
 )

@@ -14,12 +14,12 @@ ATTEMPTS = (
         "401 but for probes, where keys are in force",
         (
             "unit/frontend/auth/test_keys_in_force.py::test_without_a_valid_key_no_request_runs",
-            "unit/frontend/auth/test_route_scopes.py::test_what_no_route_has_needs_a_key_too",
+            "unit/frontend/auth/test_gate.py::test_what_no_route_has_needs_a_key_too",
         ),
         "the gate asks for no key; a path that no route has is open",
         (
             Cut(GATE, "if self._ring.in_force:", "if False:"),
-            Cut("frontend/auth/route_scopes.py", "if path.startswith(base)), ANY)", "if path.startswith(base)), OPEN)"),
+            Cut("frontend/auth/gate.py", "if path.startswith(base)), ANY)", "if path.startswith(base)), OPEN)"),
         ),
     ),
     Attempt(
@@ -103,25 +103,25 @@ ATTEMPTS = (
         "`cached_tokens` 0 where keys are in force; **shared without keys**",
         ("integration/frontend/test_tenants_apart.py::test_counts_of_cached_tokens_tell_nothing_of_another_tenant",),
         "the salt has no tenant in it",
-        (Cut("frontend/auth/cache_salt.py", "f\"{tenant}\\0{asked or ''}\"", "f\"{asked or ''}\""),),
+        (Cut("frontend/auth/caller.py", "f\"{tenant}\\0{asked or ''}\"", "f\"{asked or ''}\""),),
     ),
     Attempt(
         "H4",
         "T",
         "two `stop` strings of 10^6 characters, `n` 4",
         "400",
-        ("unit/broker/test_request_limits.py::test_a_parameter_may_be_as_large_as_its_limit_and_no_larger",),
+        ("unit/broker/test_jobs.py::test_a_parameter_may_be_as_large_as_its_limit_and_no_larger",),
         "the strings are not counted",
-        (Cut("broker/request_limits.py", '_check(sum(map(len, values)), param, chars, "characters in all")', "pass"),),
+        (Cut("broker/jobs.py", '_check(sum(map(len, values)), param, chars, "characters in all")', "pass"),),
     ),
     Attempt(
         "H5",
         "T",
         "30 MB of `vllm_xargs`, or of `bad_words`",
         "400, nothing stored",
-        ("unit/broker/test_request_limits.py::test_a_parameter_may_be_as_large_as_its_limit_and_no_larger",),
+        ("unit/broker/test_jobs.py::test_a_parameter_may_be_as_large_as_its_limit_and_no_larger",),
         "`vllm_xargs` is not measured",
-        (Cut("broker/request_limits.py", '_check(_size(generation.extra), "vllm_xargs", EXTRA_BYTES, "bytes")', "pass"),),
+        (Cut("broker/jobs.py", '_check(_size(generation.extra), "vllm_xargs", EXTRA_BYTES, "bytes")', "pass"),),
     ),
     Attempt(
         "H5",
@@ -153,7 +153,7 @@ ATTEMPTS = (
             ),
         ),
         "arriving bytes are not counted",
-        (Cut("frontend/http/body_budget.py", "self._budget.add(self._peer, more)", "pass"),),
+        (Cut("frontend/http/bodies.py", "self._budget.add(self._peer, more)", "pass"),),
     ),
     Attempt(
         "H7",
@@ -194,7 +194,7 @@ ATTEMPTS = (
         "names of tenants in headers, and ten thousand tenants of keys, to fill a frontend's metrics",
         "100 labels of tenants of keys, and one for all others",
         (
-            "unit/frontend/test_tenant_metrics.py::test_a_name_of_a_header_is_no_label_unless_a_key_has_that_tenant",
+            "unit/frontend/test_metrics.py::test_a_name_of_a_header_is_no_label_unless_a_key_has_that_tenant",
             (
                 "unit/frontend/test_tenant_metrics.py"
                 "::test_ten_thousand_tenants_of_keys_have_no_more_series_than_the_setting_says"
@@ -203,7 +203,7 @@ ATTEMPTS = (
         "each has a label",
         (
             Cut(
-                "frontend/tenant_metrics.py",
+                "frontend/metrics.py",
                 "if len(self._series) < self._most and (own or self._known(tenant)):",
                 "if True:",
             ),
@@ -221,7 +221,7 @@ ATTEMPTS = (
         "only the server makes room",
         (
             Cut(
-                "broker/ingress/store_room.py",
+                "broker/ingress/response_store.py",
                 "while (over := self._total() - int((FULL - rest) * self._limit)) > 0:",
                 "while False:",
             ),
@@ -241,7 +241,7 @@ ATTEMPTS = (
         "all requests are of one tenant for the router",
         (
             Cut(
-                "router/placement/fairness/virtual_tokens.py",
+                "router/placement/virtual_tokens.py",
                 "known = self._tenants.get(name)",
                 'name = "all"\n        known = self._tenants.get(name)',
             ),
@@ -253,16 +253,16 @@ ATTEMPTS = (
         "`Host` of another name, `Origin` of another site, a cross-site request",
         "403",
         (
-            "unit/frontend/auth/test_page_guard.py::test_a_name_that_a_page_can_make_resolve_here_is_refused",
-            "unit/frontend/auth/test_page_guard.py::test_pages_of_other_sites_are_refused",
-            "unit/frontend/auth/test_page_guard.py::test_a_browser_that_hides_the_origin_still_says_that_the_site_is_another",
+            "unit/frontend/auth/test_gate.py::test_a_name_that_a_page_can_make_resolve_here_is_refused",
+            "unit/frontend/auth/test_gate.py::test_pages_of_other_sites_are_refused",
+            "unit/frontend/auth/test_gate.py::test_a_browser_that_hides_the_origin_still_says_that_the_site_is_another",
             "unit/frontend/auth/test_gate.py::test_a_page_gets_no_answer",
         ),
         "neither `Host` nor `Origin` is compared",
         (
-            Cut("frontend/auth/page_guard.py", "if not self._any_host and name not in self._names and", "if False and"),
-            Cut("frontend/auth/page_guard.py", "self._check_origin(origin, host)", "pass"),
-            Cut("frontend/auth/page_guard.py", "elif fetch_site in _FOREIGN and method not in _SAFE:", "elif False:"),
+            Cut("frontend/auth/gate.py", "if not self._any_host and name not in self._names and", "if False and"),
+            Cut("frontend/auth/gate.py", "self._check_origin(origin, host)", "pass"),
+            Cut("frontend/auth/gate.py", "elif fetch_site in _FOREIGN and method not in _SAFE:", "elif False:"),
         ),
     ),
     Attempt(
@@ -270,11 +270,11 @@ ATTEMPTS = (
         "W",
         "JSON as `text/plain`, which needs no preflight",
         "415",
-        ("unit/frontend/auth/test_body_types.py::test_what_a_form_can_send_is_no_json",),
+        ("unit/frontend/auth/test_gate.py::test_what_a_form_can_send_is_no_json",),
         "any content type is JSON",
         (
             Cut(
-                "frontend/auth/body_types.py",
+                "frontend/auth/gate.py",
                 'if kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json")):',
                 "if True:",
             ),
@@ -309,11 +309,11 @@ ATTEMPTS = (
         "T",
         "names another's session, in order to be put on that one's worker",
         "it is a session of its own",
-        ("unit/router/placement/test_eligibility.py::test_a_session_of_the_same_name_is_another_one_for_another_tenant",),
+        ("unit/router/placement/test_worker_view.py::test_a_session_of_the_same_name_is_another_one_for_another_tenant",),
         "a session belongs to a worker by its name alone",
         (
             Cut(
-                "router/placement/costs/cost_matrix.py",
+                "router/placement/cost.py",
                 'session_column(f"{row.request.tenant}\\0{row.request.session}", columns',
                 "session_column(row.request.session, columns",
             ),
@@ -366,7 +366,7 @@ ATTEMPTS = (
         "403, and no header that lets the page read the answer",
         ("integration/frontend/test_robust_http.py::test_browsers_may_call_only_where_that_is_set",),
         "every origin is taken",
-        (Cut("frontend/auth/page_guard.py", "if lowered in self._origins:", "if True:"),),
+        (Cut("frontend/auth/gate.py", "if lowered in self._origins:", "if True:"),),
     ),
     Attempt(
         "web",
@@ -382,7 +382,7 @@ ATTEMPTS = (
         "T",
         "a thousand names of tenants, to fill the metrics",
         "32 labels, and one for all others",
-        ("unit/router/session/test_prediction_accuracy.py::test_tenants_from_outside_cannot_fill_the_metrics",),
+        ("unit/router/session/test_metrics.py::test_tenants_from_outside_cannot_fill_the_metrics",),
         "each has a label",
         (Cut("router/session/metrics.py", "if len(_tenants) < MAX_TENANTS:", "if True:"),),
     ),
@@ -391,8 +391,8 @@ ATTEMPTS = (
         "N",
         "JSON that is nested deeply or has a million containers",
         "400 before it is decoded",
-        ("unit/frontend/http/test_json_limits.py::test_too_much_of_anything_is_refused",),
+        ("unit/frontend/http/test_bodies.py::test_too_much_of_anything_is_refused",),
         "containers are not counted",
-        (Cut("frontend/http/json_limits.py", "if containers > settings.max_json_containers:", "if False:"),),
+        (Cut("frontend/http/bodies.py", "if containers > settings.max_json_containers:", "if False:"),),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.attacks.attempt import Attempt, Cut
 
 CLIENT = "jetstream/client.py"
-LISTS = "jetstream/logins/permissions.py"
+LISTS = "jetstream/logins/roles.py"
 LOGINS = "jetstream/logins/nkey_logins.py"
 
 STOLEN = "integration/jetstream/test_stolen_logins.py"
@@ -40,7 +40,7 @@ ATTEMPTS = (
         "the one login is not asked for, and with roles who has none is taken for the operator",
         (
             Cut(
-                "jetstream/logins/one_login.py",
+                "jetstream/logins/nkey_logins.py",
                 'return f"authorization {{ users: [ {{ nkey: {user_key(folder, name)} }} ] }}\\n"',
                 'return f"# {user_key(folder, name)}\\n"',
             ),
@@ -74,11 +74,11 @@ ATTEMPTS = (
         "injects an answer before the worker's: another's name inside a frame, a request of another pool",
         "dropped by the ingress",
         (
-            "unit/broker/ingress/test_named_senders.py::test_a_frame_counts_in_the_name_of_its_sender_and_for_its_pool",
-            "unit/broker/ingress/test_named_senders.py::test_an_inbox_drops_what_is_said_in_the_name_of_others",
+            "unit/broker/ingress/test_inbox.py::test_a_frame_counts_in_the_name_of_its_sender_and_for_its_pool",
+            "unit/broker/ingress/test_inbox.py::test_an_inbox_drops_what_is_said_in_the_name_of_others",
         ),
         "the sender of a frame is not compared",
-        (Cut("broker/ingress/named_senders.py", "if frame.worker != sender.worker:", "if False:"),),
+        (Cut("broker/ingress/inbox.py", "if frame.worker != sender.worker:", "if False:"),),
     ),
     Attempt(
         "C2",
@@ -101,13 +101,13 @@ ATTEMPTS = (
         "a card that is not signed, or was changed since",
         "refused by the frontend, and counted",
         (
-            "unit/broker/models/test_card_signature.py::test_a_card_that_was_changed_since_is_refused",
-            "unit/broker/models/test_card_signature.py::test_a_forged_card_is_counted_and_said",
+            "unit/broker/models/test_cards.py::test_a_card_that_was_changed_since_is_refused",
+            "unit/broker/models/test_cards.py::test_a_forged_card_is_counted_and_said",
         ),
         "signatures are not compared",
         (
             Cut(
-                "broker/models/card_signature.py",
+                "broker/models/cards.py",
                 "if key and not hmac.compare_digest(card.signature, _signature(card, key)):",
                 "if False:",
             ),
@@ -118,7 +118,7 @@ ATTEMPTS = (
         "P",
         "to make, change, purge or delete streams, with the login of any part",
         "refused by the server",
-        ("unit/jetstream/logins/test_permissions.py::test_only_an_operator_changes_or_copies_streams",),
+        ("unit/jetstream/logins/test_roles.py::test_only_an_operator_changes_or_copies_streams",),
         "every part may call all of JetStream",
         (Cut(LISTS, 'self.api("INFO", "STREAM.NAMES")', 'self._publish.add(f"{PARTS_API}.>")'),),
     ),
@@ -180,7 +180,7 @@ ATTEMPTS = (
         "refused by the steward",
         (f"{POOLS}::test_placed_requests_of_another_pool_cannot_be_read_deleted_or_pulled_by_the_steward",),
         "the steward does not look at what a call touches",
-        (Cut("jetstream/logins/pool_calls.py", "if not any(one.covers(subject.encode()) for one in reach):", "if False:"),),
+        (Cut("jetstream/logins/roles.py", "if not any(one.covers(subject.encode()) for one in reach):", "if False:"),),
     ),
     Attempt(
         "H1",
@@ -206,7 +206,7 @@ ATTEMPTS = (
         "the steward lists what it is asked for",
         (
             Cut(
-                "jetstream/logins/pool_calls.py",
+                "jetstream/logins/roles.py",
                 "any(_within_pattern(wanted, one) for one in counted)):",
                 "True):",
             ),
@@ -241,7 +241,7 @@ ATTEMPTS = (
         "P",
         "publishes to that subject with the login of a worker",
         "refused by the server",
-        ("unit/jetstream/logins/test_permissions.py::test_no_worker_commands_a_worker",),
+        ("unit/jetstream/logins/test_roles.py::test_no_worker_commands_a_worker",),
         "a worker's list has the subject of commands",
         (Cut(LISTS, 'book.tell(f"out.*.{me}",', 'book.tell("adm.worker.*.*", f"out.*.{me}",'),),
     ),
@@ -293,7 +293,7 @@ ATTEMPTS = (
         "it is stored as it is",
         (
             Cut(
-                "broker/sealing.py",
+                "broker/spill.py",
                 "    key = nacl.utils.random(nacl.secret.SecretBox.KEY_SIZE)\n",
                 '    return b"", data\n    key = nacl.utils.random(nacl.secret.SecretBox.KEY_SIZE)\n',
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.attacks.attempt import Attempt, Cut
 
 TEMPLATES = "unit/frontend/prompts/test_growth.py"
-SANDBOX = "frontend/prompts/template_sandbox.py"
+SANDBOX = "frontend/prompts/templates.py"
 
 ATTEMPTS = (
     Attempt(
@@ -30,7 +30,7 @@ ATTEMPTS = (
         "refused, under 400 MiB",
         (f"{TEMPLATES}::test_a_template_that_would_take_the_memory_is_stopped",),
         "widths and indents are not looked at",
-        (Cut("frontend/prompts/growth.py", "if isinstance(value, int | float) and abs(value) > most:", "if False:"),),
+        (Cut("frontend/prompts/templates.py", "if isinstance(value, int | float) and abs(value) > most:", "if False:"),),
     ),
     Attempt(
         "H6",
@@ -69,10 +69,10 @@ ATTEMPTS = (
         "the start ends with code 78 and names it",
         (
             "unit/workers/test_model_source.py::test_rules_allow_kinds_and_what_lies_below_places",
-            "unit/workers/test_model_source.py::test_what_an_engines_settings_have_it_load_is_held_to_the_same_rules",
+            "unit/workers/test_settings.py::test_what_an_engines_settings_have_it_load_is_held_to_the_same_rules",
         ),
         "the rules are not asked",
-        (Cut("workers/model_source.py", "if not any(allows(rule, kind, address) for rule in rules):", "if False:"),),
+        (Cut("workers/settings.py", "if not any(allows(rule, kind, address) for rule in rules):", "if False:"),),
     ),
     Attempt(
         "H6",
@@ -80,13 +80,13 @@ ATTEMPTS = (
         "weights, or an adapter, that are pickles",
         "refused before an engine reads them",
         (
-            "unit/workers/models/test_weight_format.py::test_a_folder_of_pickles_is_refused",
-            "unit/workers/adapter_files/test_safe_files.py::test_files_that_may_run_code_are_refused",
+            "unit/workers/test_model_files.py::test_a_folder_of_pickles_is_refused",
+            "unit/workers/test_adapter_source.py::test_files_that_may_run_code_are_refused",
         ),
         "names of files are not looked at",
         (
-            Cut("workers/models/weight_format.py", "if pickled := sorted(", "if pickled := ([], sorted)[0] and sorted("),
-            Cut("workers/adapter_files/safe_files.py", "if path.suffix in _RUNS_CODE:", "if False:"),
+            Cut("workers/model_files.py", "if pickled := sorted(", "if pickled := ([], sorted)[0] and sorted("),
+            Cut("workers/adapter_source.py", "if path.suffix in _RUNS_CODE:", "if False:"),
         ),
     ),
     Attempt(
@@ -94,9 +94,9 @@ ATTEMPTS = (
         "P",
         "a snapshot of the index with other bytes than its pointer says",
         "not used, the index begins anew",
-        ("unit/router/replica/test_unusable.py::test_a_snapshot_that_is_not_the_one_its_pointer_names_is_not_used",),
+        ("unit/router/test_unusable.py::test_a_snapshot_that_is_not_the_one_its_pointer_names_is_not_used",),
         "digests are not compared",
-        (Cut("router/replica/restore.py", "if digest.hexdigest() != kept.digest:", "if False:"),),
+        (Cut("router/index/snapshot.py", "if digest.hexdigest() != kept.digest:", "if False:"),),
     ),
     Attempt(
         "M6",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from headrace.workers.engine_registry import supports
-from headrace.workers.engine_support import EngineSupport
+from headrace.workers.kit import EngineSupport
 from tests.docs.blocks import ROOT
 
 FILE = ROOT / "docs" / "engines.md"

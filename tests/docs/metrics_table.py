@@ -11,8 +11,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-from headrace.frontend.histogram import FastHistogram
-from headrace.frontend.metrics import Metrics
+from headrace.frontend.metrics import FastHistogram, Metrics
 from tests.docs.blocks import ROOT
 
 FILE = ROOT / "docs" / "metrics.md"

@@ -91,7 +91,7 @@ def test_a_metric_that_breaks_a_rule_is_found(bad: Declared, fault: str) -> None
 def imports_a_metric(source: str) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
-        and node.module in ("prometheus_client", "headrace.base.metrics", "headrace.frontend.histogram")
+        and node.module in ("prometheus_client", "headrace.base.metrics", "headrace.frontend.metrics")
         and {"Counter", "FastHistogram", "Gauge", "Histogram", "Summary", "Info"} & {name.name for name in node.names}
         for node in ast.walk(ast.parse(source))
     )

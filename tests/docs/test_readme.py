@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from headrace.demo.run import ANSWER
-from headrace.demo.screen import WIDTH
+from headrace.demo import ANSWER, WIDTH
 from tests.docs.blocks import ROOT
 
 IMAGE = ROOT / "docs" / "images" / "demo.svg"

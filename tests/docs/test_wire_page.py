@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.broker import messages
-from headrace.broker.messages import durable, encoding, placements, prefill
+from headrace.broker.messages import control, durable, prefill, requests
 from headrace.broker.models import cards
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -19,7 +19,7 @@ WORDS = frozenset(re.findall(r"\w+", PAGE))
 MESSAGES = sorted(
     {
         kind
-        for module in (messages, prefill, encoding, placements, cards)
+        for module in (messages, prefill, requests, control, cards)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     },

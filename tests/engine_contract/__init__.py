@@ -1,6 +1,6 @@
 """The engine contract: what every engine must do, as tests that a file per engine runs against that engine.
 
-A file of tests gives a fixture `subject` (a started engine, `headrace.workers.engine_support.EngineSupport` and what the
+A file of tests gives a fixture `subject` (a started engine, `headrace.workers.kit.EngineSupport` and what the
 tests need besides) and a class that derives from the classes here. Whatever is declared must work, and whatever is not declared
 must be refused by name: a test of an ability takes one of the two ways, by what the started engine declares.
 """

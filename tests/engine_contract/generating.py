@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Role
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
 from tests.engine_contract.subject import Subject, emitted, greedy

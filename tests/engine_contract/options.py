@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.workers.engine import StoredTensor
 from headrace.workers.errors import EngineOverloaded
-from headrace.workers.prompt_embeds import StoredTensor
 from tests.engine_contract.subject import Subject, emitted, greedy
 
 SCHEMA = {

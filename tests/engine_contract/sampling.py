@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from tests.engine_contract.subject import Subject, emitted, greedy
 

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.broker.messages import Sampling
-from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Output, Sequence
-from headrace.workers.engine_support import EngineSupport, words
+from headrace.broker.messages.requests import Sampling
+from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Output, Sequence, StoredTensor
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.prompt_embeds import StoredTensor
+from headrace.workers.kit import EngineSupport, words
 
 MediaPrompt = tuple[list[int], list[Mapping[str, Any]]]
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
+from headrace.workers import bundled_model
 from headrace.workers.engine import EngineConfig, EngineInfo, Output, Sequence
-from headrace.workers.models import bundled_model
 from tests.engines.support.sglang_args import ARGS as SGLANG_ARGS
 
 ROOT = Path(__file__).parents[2]

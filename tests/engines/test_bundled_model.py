@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.models import bundled_model
+from headrace.workers import bundled_model
 from tests.engines.conftest import ROOT
 
 pytestmark = pytest.mark.engine

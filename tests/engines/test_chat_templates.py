@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.prompts.prompt_cache import PromptCache
-from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
+from headrace.frontend.prompts.model_cache import ModelFiles
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptCache, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate
-from headrace.frontend.prompts.tokenizer_files import ModelFiles
 from tests.support.chat_templates.cases import BUNDLED, conversations, load, names
 from tests.support.chat_templates.reference import rendered
 from tests.support.frontend.tokenizers import MAKES, make
-from tests.unit.frontend.prompts.test_templates import CASES, CHATML, TALK, TRIMMING
+from tests.unit.frontend.prompts.test_prompts_templates import CASES, CHATML, TALK, TRIMMING
 
 pytestmark = pytest.mark.engine
 TEXTS = ["Hello, world!", "  two  spaces\n\nand lines\t", "naïve 💧 日本語", "<|im_start|>user\nhi<|im_end|>", "x" * 3000]

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from headrace.frontend.videos import measures
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

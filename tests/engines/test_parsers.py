@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.messages import Generation, Parsing, Part
+from headrace.broker.messages.frames import Part
+from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.parsing.answer import reconcile
 from headrace.workers.parsing.builtin import BuiltinParsers
-from headrace.workers.parsing.families import REASONING as REASONING_RULES
-from headrace.workers.parsing.families import TOOLS as TOOL_RULES
-from headrace.workers.parsing.reconcile import reconcile
+from headrace.workers.parsing.selection import REASONING as REASONING_RULES
+from headrace.workers.parsing.selection import TOOLS as TOOL_RULES
 from headrace.workers.parsing.selection import ParserChoice, choose
 from headrace.workers.vllm.parsing import LATE, LEADING, VllmParserFamily, VllmParsers, _late_reasoning
 from tests.engines.support.alphabet import pieces_of, tokenizer_with, words_with

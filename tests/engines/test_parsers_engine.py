@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Generation, Parsing, Sampling
-from headrace.broker.output_parts import OutputParts
-from headrace.workers.text.pipeline import TextPipeline, TokenTable
+from headrace.broker.jobs import OutputParts
+from headrace.broker.messages.requests import Generation, Parsing, Sampling
+from headrace.workers.detokenize import TextPipeline, TokenTable
 from headrace.workers.vllm.parsing import VllmParsers
 from tests.engines.conftest import Bench
 from tests.support.parsing_pieces import said

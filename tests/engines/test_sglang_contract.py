@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import generate_latest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Engine, EngineConfig
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.sglang.engine import SglangEngine

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Generation, Parsing
-from headrace.broker.output_parts import OutputParts
-from headrace.workers.parsing.families import REASONING, TOOLS
-from headrace.workers.parsing.selection import ParserChoice
+from headrace.broker.jobs import OutputParts
+from headrace.broker.messages.requests import Generation, Parsing
+from headrace.workers.parsing.selection import REASONING, TOOLS, ParserChoice
 from headrace.workers.sglang.parsing import NAMES, SglangParserFamily, SglangParsers
-from headrace.workers.text.tokens import token_table
+from headrace.workers.tokens import token_table
 
 pytestmark = [
     pytest.mark.engine,

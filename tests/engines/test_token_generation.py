@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.support.frontend.fakes import FakeIngress, frontend, post
-from tests.unit.frontend.tokens.test_generation import URL, body, two_rows
+from tests.unit.frontend.openai.test_token_generation import URL, body, two_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM and torch warn about themselves
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Sampling
-from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Role
+from headrace.broker.messages.requests import Sampling
+from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Role, StoredTensor
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.text.tokens import TokenTable
+from headrace.workers.tokens import TokenTable
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, Bench
 
 pytestmark = [

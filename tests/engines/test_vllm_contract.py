@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.workers.engine import Engine, EngineConfig
-from headrace.workers.prompt_embeds import StoredTensor, read_matrix
+from headrace.workers.engine import Engine, EngineConfig, StoredTensor, read_matrix
 from headrace.workers.vllm.engine import VllmEngine
 from headrace.workers.vllm.support import SUPPORT
 from tests.engine_contract.caching import CachingContract

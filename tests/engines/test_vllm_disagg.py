@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Output, Role, Sequence
 from headrace.workers.errors import UnsupportedByEngine
 from tests.engines.conftest import ARGS, DIRECT_TOKENS

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.frontend.media.loader import content_digest
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
 from tests.engines.support.media_world import ARGS

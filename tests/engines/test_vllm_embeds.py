@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
-from headrace.workers.engine import EngineConfig
+from headrace.broker.messages.requests import Sampling
+from headrace.workers.engine import EngineConfig, StoredTensor, read_matrix
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.prompt_embeds import StoredTensor, read_matrix
 from tests.engines.conftest import ARGS, Bench
 
 pytestmark = [

@@ -23,15 +23,13 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.broker.messages.requests import EncodeMedia, Generation, MediaEncoded
 from headrace.broker.models.card_store import pool_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import pool_id
 from headrace.jetstream.topology import EMBEDDINGS
-from headrace.workers.encoding.names import object_name
-from headrace.workers.encoding.record import seal, unseal
+from headrace.workers.encoding.server import object_name, seal, unseal
 from tests.engine_contract.life import descendants
 from tests.engines.support.media_world import ARGS, LONG, World, media_world, said, text
 from tests.engines.support.tiny_vision import write_vision_model

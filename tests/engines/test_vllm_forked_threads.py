@@ -1,4 +1,4 @@
-"""The threads of a real PyTorch in a core that is forked after its worker has computed (`workers/vllm/forked_core.py`)."""
+"""The threads of a real PyTorch in a core that is forked after its worker has computed (`workers/vllm/start.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 # A worker whose processor computes before the fork, and a core that computes after it. Both tell what they compute with.
 WORKER = """
 import os, signal, threading, time, torch
-from headrace.workers.vllm.forked_core import forked_core
+from headrace.workers.vllm.start import forked_core
 
 def compute():
     before = len(os.listdir("/proc/self/task"))

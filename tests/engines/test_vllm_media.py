@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.blocks import MediaSpan, block_chain
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.frontend.media.loader import content_digest
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.workers.engine import Sequence

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.blocks import block_chain
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Output
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.translator import Translator

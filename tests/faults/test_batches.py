@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from headrace.tools.chaos.deployment import MODEL
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.support.scene import Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]

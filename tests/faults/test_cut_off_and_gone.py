@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.tools.chaos.deployment import until_at_rest
 from headrace.tools.chaos.ledger import Outcome
-from headrace.tools.chaos.quiescence import until_at_rest
 from tests.faults.support.scene import NAMES, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from deploy.grafana.pages import DASHBOARDS
-from headrace.up.frontend_probe import choose_port
+from headrace.up.parts import choose_port
 from tests.docs.promql import FOLDER
 from tests.faults.test_workers_come_and_go import SLOW
 from tests.support.prometheus_programs import program

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW
 from tests.support.sim_streams import client_of
 from tests.support.up_process import RunningUp

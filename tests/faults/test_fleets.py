@@ -17,8 +17,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.broker.messages import WorkerMember
-from headrace.commands.operating.control import live_workers
+from headrace.broker.messages.members import WorkerMember
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.support.sim_streams import client_of, in_threads, wrong_with

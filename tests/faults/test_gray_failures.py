@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.codec import decode
-from headrace.broker.messages import JobEvents
+from headrace.broker.messages.events import JobEvents
 from headrace.jetstream.ports import Message
 from tests.faults.support.scene import NAMES, Scene, deployed
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.process_guard import ProcessTree
 
 pytestmark = pytest.mark.fault
 
 # A worker whose "engine" is a process with a child of its own; the grandchild ignores everything it can ignore.
 WORKER = """
 import os, signal, subprocess, sys, time
-from headrace.workers.health.process_guard import TreeGuard
+from headrace.workers.process_guard import TreeGuard
 guard = TreeGuard()
 if "unguarded" not in sys.argv:
     guard.start()
@@ -188,7 +188,7 @@ PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", '''
 import os, signal, sys, time
-from headrace.workers.health.process_guard import set_parent_death_signal
+from headrace.workers.process_guard import set_parent_death_signal
 set_parent_death_signal(signal.SIGKILL, parent=int(sys.argv[1]))
 print("set", flush=True)
 time.sleep(300)

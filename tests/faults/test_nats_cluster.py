@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from headrace.doctor.server_checks import check_server
-from headrace.doctor.server_facts import read_server
+from headrace.doctor import check_server
+from headrace.doctor_facts import read_server
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import TooFewServers

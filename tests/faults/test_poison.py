@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from headrace.jetstream.errors import JetStreamError
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.support.scene import Scene, deployed
 from tests.faults.test_workers_come_and_go import SLOW, holders
 from tests.support.up_process import RunningUp

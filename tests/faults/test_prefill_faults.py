@@ -20,11 +20,11 @@ import openai
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Generation
 from headrace.broker.messages.prefill import PrefillJob
+from headrace.broker.messages.requests import Generation
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import QueueFull
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.integration.headrace.test_operator_commands import headrace
 from tests.support.handovers import SUBJECTS, Taken, failures, no_block_is_kept, once_taken, workers
 from tests.support.nixl_peer import needs_nixl

@@ -15,10 +15,9 @@ import pytest
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient
-from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, Process
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, Process, until_at_rest, until_well
 from headrace.tools.chaos.ledger import Injury, Ledger, Outcome
 from headrace.tools.chaos.questions import draw_questions
-from headrace.tools.chaos.quiescence import until_at_rest, until_well
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.broker.settings import Timing
 from headrace.tools.chaos.ledger import Outcome
-from headrace.up.stuck_store import ROOM_BYTES
+from headrace.up.nats_part import ROOM_BYTES
 from tests.faults.support.up_scene import alive, simulator, upped
 from tests.support.machine_faults import fill, small_disk_at
 from tests.support.up_process import RunningUp

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.operating.control import live_workers
-from headrace.commands.operating.control_client import ask_all
+from headrace.broker.messages.control import Inspect, Inspection
+from headrace.commands.control import ask_all, live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient
-from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, until_well
 from headrace.tools.chaos.ledger import Ledger, Outcome
 from headrace.tools.chaos.questions import Question
-from headrace.tools.chaos.quiescence import until_well
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.operating.control import live_workers
+from headrace.broker.messages.control import Inspect, Inspection
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.sim_streams import client_of, in_threads, wrong_with
 from tests.support.up_process import RunningUp
 

@@ -18,26 +18,28 @@ from headrace.broker.codec import (
     parse_prefill_header,
 )
 from headrace.broker.durable.errors import JobMalformed
-from headrace.broker.durable.result_store import decode_result
+from headrace.broker.durable.results import decode_result
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Frame, Generation, JobEvents, KvMessage, LoadReport, Pooling, StreamEntry, WorkerMember
+from headrace.broker.messages.durable import StreamEntry
+from headrace.broker.messages.events import JobEvents, KvMessage, LoadReport
+from headrace.broker.messages.frames import Frame
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.prefill import PrefillJob
+from headrace.broker.messages.requests import Generation, Pooling
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.torch_tensors import TensorUnreadable, read_matrix
 from headrace.frontend.anthropic.schema import MessagesRequest
+from headrace.frontend.chat_schema import ChatRequest, CompletionRequest
+from headrace.frontend.durable_api import parse_event_id
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.http.body_decoding import decode_body
-from headrace.frontend.http.json_limits import check_shape_now
-from headrace.frontend.jobs.stream_names import parse_event_id
-from headrace.frontend.media.sniff import sniff
+from headrace.frontend.http.bodies import check_shape_now, decode_body
+from headrace.frontend.media.parts import sniff
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.responses.schema import ResponsesRequest
-from headrace.frontend.schema.chat import ChatRequest
-from headrace.frontend.schema.completions import CompletionRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.router.errors import RouterError
-from headrace.router.replica import snapshot_format
+from headrace.router.index import snapshot as snapshot_format
 
 SETTINGS = FrontendSettings()
 BODIES = [msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)]
@@ -98,7 +100,7 @@ def snapshot(data: bytes) -> None:
     except RouterError:
         return
     for whole in (data, data + xxhash.xxh3_128_digest(data)):
-        _refused(lambda whole=whole: snapshot_format.decode(whole, header.source), RouterError)  # type: ignore[misc]
+        _refused(lambda whole=whole: snapshot_format.decode_snapshot(whole, header.source), RouterError)  # type: ignore[misc]
 
 
 def template(data: bytes) -> None:
@@ -142,7 +144,7 @@ READERS: dict[str, dict[str, Callable[[bytes], object]]] = {
         "Hr-Prefill": lambda data: parse_prefill_header({"Hr-Prefill": data.decode("latin-1")}),
     },
     "stored_job": {"job": lambda data: parse_job(data, {}, tenant="t", seq=1, stored=1.0)},
-    "snapshot": {"whole": lambda data: snapshot_format.decode(data, snapshot_format.read_header(data)[0].source)},
+    "snapshot": {"whole": lambda data: snapshot_format.decode_snapshot(data, snapshot_format.read_header(data)[0].source)},
     "template": {
         "rendered": lambda data: ChatTemplate(data.decode(), names={}, deadline_s=5.0).render(
             [{"role": "user", "content": "hi"}]

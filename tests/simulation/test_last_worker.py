@@ -12,7 +12,7 @@ import os
 import pytest
 
 from headrace.broker.protocol import runs
-from headrace.router.placement.suspects import lost_workers
+from headrace.router.placement import lost_workers
 from tests.simulation.protocol.configs import crowd, scenario
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.broker.worker.operating.operator_commands import OperatorCommands
+from headrace.broker.worker.operations import OperatorCommands
 from tests.simulation.protocol.configs import plain, scenario
 from tests.simulation.protocol.deployment import Deployment
 from tests.simulation.protocol.router import real_scheduler

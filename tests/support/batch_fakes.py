@@ -8,16 +8,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from headrace.broker.batches.batch_run import BatchParts
-from headrace.broker.batches.errors import InputGone
-from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.ports import EndNotice, InputFile
-from headrace.broker.batches.record import BatchRecord
-from headrace.broker.batches.results.seen_results import SeenResults
-from headrace.broker.batches.scratch_space import ScratchSpace
+from headrace.broker.batches.fan_out import FanOut, ScratchSpace
+from headrace.broker.batches.record import BatchRecord, InputGone
+from headrace.broker.batches.results import SeenResults
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.store import BatchStore
+from headrace.broker.batches.store import BatchStore, EndNotice, InputFile
 from headrace.broker.batches.validation import InputLimits
-from headrace.broker.messages import JobResult, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
 from headrace.jetstream.ports import Change, Entry, Outgoing, PubAck
 from headrace.jetstream.subjects import Subjects

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from headrace.broker.codec import decode_worker_control, encode
-from headrace.broker.messages.encoding import EncodeMedia
+from headrace.broker.messages.requests import EncodeMedia
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.ports import Message
 from headrace.jetstream.provision import ensure_on_demand

@@ -9,7 +9,8 @@ import asyncio
 import zlib
 from dataclasses import dataclass, field
 
-from headrace.broker.messages import Finish, LoadReport
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.frames import Finish
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 

@@ -9,9 +9,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import LoadReport, WorkerMember
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.prefill import PrefillTaken
-from headrace.commands.operating.control import live_workers
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects

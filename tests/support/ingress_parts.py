@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Mapping
 
 from headrace.broker.codec import encode
-from headrace.broker.ingress.judge_outbox import JudgeOutbox
-from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
-from headrace.broker.ingress.row_dispatch import RowDispatcher
-from headrace.broker.ingress.stream import JobStream
-from headrace.broker.messages import Envelope
+from headrace.broker.ingress.cancellation import OpenJob, OpenJobs
+from headrace.broker.ingress.inbox import JudgeOutbox
+from headrace.broker.ingress.stream import JobStream, RowDispatcher
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.subjects import Subjects

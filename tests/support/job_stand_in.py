@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from headrace.broker.durable.stored_job import StoredJob, parse_job
-from headrace.broker.messages import JobResult, ResultError, ResultObject, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultError, ResultObject, ResultResponse
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import RevisionConflict
 from headrace.jetstream.ports import Delivery

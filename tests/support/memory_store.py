@@ -24,7 +24,7 @@ class MemoryClock:
 
 
 class MemoryBucket:
-    """`headrace.jetstream.ports.buckets.Bucket`, without watches."""
+    """`headrace.jetstream.ports.Bucket`, without watches."""
 
     def __init__(self, clock: MemoryClock) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class _Held:
 
 
 class MemoryObjects:
-    """`headrace.jetstream.ports.objects.ObjectBucket`."""
+    """`headrace.jetstream.ports.ObjectBucket`."""
 
     def __init__(self, clock: MemoryClock) -> None:
         self.clock = clock
@@ -132,7 +132,7 @@ class MemoryObjects:
 
 
 class MemoryWriter:
-    """`headrace.jetstream.ports.objects.ObjectWriter`. It fails with what a test puts into `MemoryObjects.broken`."""
+    """`headrace.jetstream.ports.ObjectWriter`. It fails with what a test puts into `MemoryObjects.broken`."""
 
     def __init__(self, objects: MemoryObjects, name: str, ttl_s: float | None) -> None:
         self._objects = objects
@@ -166,7 +166,7 @@ class MemoryWriter:
 
 
 class MemoryMessaging:
-    """The part of `headrace.jetstream.ports.messaging.Messaging` that stores use."""
+    """The part of `headrace.jetstream.ports.Messaging` that stores use."""
 
     def __init__(self, clock: MemoryClock | None = None) -> None:
         self.clock = clock or MemoryClock()

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.settings import ServerSettings
-from headrace.tools.chaos.proxy import NetworkProxy
-from headrace.up.frontend_probe import choose_port
+from headrace.tools.chaos.client import NetworkProxy
+from headrace.up.parts import choose_port
 
 NOBODY, NOWHERE = "127.0.0.1:1", "127.0.0.1:2"
 START_S = 60.0

@@ -16,8 +16,8 @@ import pytest
 import xxhash
 
 from headrace.workers.nixl.agent import Agent
-from headrace.workers.nixl.arena import Arena
-from headrace.workers.nixl.transfer import Transfer
+from headrace.workers.nixl.descriptors import Arena
+from headrace.workers.nixl.mover import Transfer
 
 PATIENCE_S = 60.0
 

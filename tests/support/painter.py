@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from headrace.workers.diffusion import BUNDLED_TOKENIZER, DiffusionEngine, DiffusionSettings, Stopped
 from headrace.workers.engine import EngineConfig, EngineInfo, Sink
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from headrace.broker.messages import Part
-from headrace.broker.output_parts import OutputParts
+from headrace.broker.jobs import OutputParts
+from headrace.broker.messages.frames import Part
 
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.planner.observation import Observation, RequestSight, WorkerSight
-from headrace.planner.speed_curve import Speed
+from headrace.planner.capacity import Speed
+from headrace.planner.observe import Observation, RequestSight, WorkerSight
 
 BEGAN = 1_700_000_000.0
 SPEED = Speed(base_s=0.01, prefill_s=1e-4, decode_s=2e-4, context_s=0.0)

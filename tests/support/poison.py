@@ -12,46 +12,31 @@ import msgpack
 import msgspec
 
 from headrace.broker.codec import encode, pack_u32, pack_u64
-from headrace.broker.messages import (
+from headrace.broker.messages.control import (
     Abort,
     Answers,
     CancelJob,
     Carrying,
     Check,
     Claim,
-    Envelope,
     Explain,
-    Finish,
-    Frame,
-    Generation,
     HistoryEntry,
-    IngressMember,
     Inspect,
-    JobEvent,
-    JobEvents,
-    JobFault,
-    KvReset,
-    KvStep,
     LoadAdapter,
-    LoadReport,
-    Part,
     Ping,
-    RankLoad,
-    Record,
     Refuse,
-    RouterMember,
-    Row,
     RunRef,
     RunVerdict,
     Since,
     SinceItem,
-    Spill,
-    StreamEntry,
     SuspicionQuery,
-    TokenLogprob,
-    WorkerMember,
 )
+from headrace.broker.messages.durable import StreamEntry
+from headrace.broker.messages.events import JobEvent, JobEvents, KvReset, KvStep, LoadReport, RankLoad
+from headrace.broker.messages.frames import Finish, Frame, JobFault, Part, Row, TokenLogprob
+from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillJob, PrefillTaken, SetRole
+from headrace.broker.messages.requests import Envelope, Generation, Record, Spill
 from headrace.broker.models.cards import CardFile, MediaSlot, ModelCard
 
 STRANGER = "i-nobody"  # a token that names no process

@@ -12,14 +12,15 @@ from math import inf
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Envelope, Finish, Generation, JobFault, Sampling, TokenLogprob
+from headrace.broker.messages.frames import Finish, JobFault, TokenLogprob
+from headrace.broker.messages.requests import Envelope, Generation, Sampling
 from headrace.broker.protocol.run import Run, RunState
+from headrace.workers.detokenize import TokenTable
 from headrace.workers.engine import Capabilities, EngineInfo, Load, Output, Sequence
 from headrace.workers.errors import EngineError
 from headrace.workers.runtime.runtime import Runtime
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
-from headrace.workers.text.pipeline import TokenTable
-from tests.unit.broker.protocol.test_runs import FakeDelivery
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery
 
 TABLE = TokenTable.load(str(BUNDLED_TOKENIZER))
 INFO = EngineInfo(

@@ -17,12 +17,12 @@ import sys
 from typing import Any
 
 from headrace.workers.engine import Capabilities, EngineInfo, Load, Output
-from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.messages import (
     Abort,
     ChildStartFailed,
     Control,
     Error,
+    Frames,
     PoolInput,
     Reply,
     Start,

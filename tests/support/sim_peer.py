@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, EngineInfo, Handover, Load, Output, Role, Sequence
 from headrace.workers.sim.engine import SimEngine
 

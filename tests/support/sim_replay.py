@@ -13,10 +13,9 @@ from itertools import pairwise, repeat
 
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import EngineError
-from headrace.workers.sim.answers.tokens import Vocabulary, bundled_vocabulary
-from headrace.workers.sim.faults import raise_rejection
 from headrace.workers.sim.scheduler import SimScheduler, StepResult
-from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.settings import SimSettings, raise_rejection
+from headrace.workers.sim.tokens import Vocabulary, bundled_vocabulary
 
 
 @dataclass(slots=True)

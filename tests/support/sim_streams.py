@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import openai
 
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.up_process import RunningUp
 
 JOIN_S = 90.0

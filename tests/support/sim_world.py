@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Fault, Handover, Output, Role, Sequence
-from headrace.workers.sim.answers.tokens import bundled_vocabulary
-from headrace.workers.sim.fabric_member import FabricMember
-from headrace.workers.sim.faults import SequenceFaults
+from headrace.workers.sim.blocks import Content
+from headrace.workers.sim.control import FabricMember
+from headrace.workers.sim.fabric import HandoverWire, LocalEndpoint, LocalFabric, Member, Transfer
 from headrace.workers.sim.scheduler import SimScheduler, block_manager
-from headrace.workers.sim.scheduling.tiers import Content
-from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.fabric import LocalEndpoint, LocalFabric, Member, Transfer
-from headrace.workers.sim.transfer.handover_state import HandoverWire
+from headrace.workers.sim.settings import SequenceFaults, SimSettings
+from headrace.workers.sim.tokens import bundled_vocabulary
 
 SIZE = 4
 NO_FAULTS = SequenceFaults()

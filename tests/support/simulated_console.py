@@ -17,14 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.broker.keys.records import KeyRecord
-from headrace.broker.messages import LoadReport, Routed, RouterMember, WorkerMember
+from headrace.broker.keys import KeyRecord
+from headrace.broker.messages.control import Routed
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.members import RouterMember, WorkerMember
+from headrace.console.actions import PAGE, placement_row
 from headrace.console.app import ConsoleOptions, build_app
 from headrace.console.guard import ConsoleGuard
-from headrace.console.overview_rows import StartingWorker, deployment_tables
-from headrace.console.readers import prefix_map
-from headrace.console.requests import PAGE, placement_row
-from headrace.console.sections import Sections, Shared, Source
+from headrace.console.readers import StartingWorker, deployment_tables, prefix_map
+from headrace.console.tables import Sections, Shared, Source
 
 KEY = "the-admin-key-of-a-test"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.jetstream.logins.permissions import PARTS_API
-from headrace.jetstream.logins.roles import ROLES
+from headrace.jetstream.logins.roles import PARTS_API, ROLES
 from headrace.jetstream.subjects import REQUEST_CLASSES
 from headrace.jetstream.topology import Topology
 

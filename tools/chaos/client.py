@@ -4,15 +4,234 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from headrace.tools.chaos.answer_checker import AnswerChecker
-from headrace.tools.chaos.api_questions import ApiQuestion
-from headrace.tools.chaos.http import Cut, Response, post
-from headrace.tools.chaos.ledger import Ended, Ledger, LedgerEntry, Outcome, divergence
-from headrace.tools.chaos.questions import DEADLINE_S, Question
+import httptools
+
+from headrace.tools.chaos.ledger import AnswerChecker, Ended, Ledger, LedgerEntry, Outcome, divergence
+from headrace.tools.chaos.questions import DEADLINE_S, ApiQuestion, Question
+
+# Sends one POST per HTTP/1.1 connection and reports how the exchange ended: complete, cut, or never begun.
+
+_READ_BYTES = 65536
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class Cut(Exception):
+    """The connection ended before the answer did. `began`: some of the answer had arrived."""
+
+    def __init__(self, why: str, *, began: bool) -> None:
+        super().__init__(why)
+        self.began = began
+
+
+class Response:
+    """The head of a response, and its body as it arrives."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._reader = reader
+        self._parts: list[bytes] = []
+        self._head = False
+        self._whole = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    # callbacks of httptools ----------------------------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._head = True
+
+    def on_body(self, part: bytes) -> None:
+        self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+
+    # reading -------------------------------------------------------------------------------------------------------------
+    async def read_head(self) -> None:
+        """Read until the head is complete. Raises Cut."""
+        while not self._head:
+            await self._feed()
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the pieces of the body as they arrive. Raises Cut."""
+        while True:
+            parts, self._parts = self._parts, []
+            for part in parts:
+                yield part
+            if self._whole and not self._parts:
+                return
+            await self._feed()
+
+    async def body(self) -> bytes:
+        """Return the whole body. Raises Cut."""
+        return b"".join([part async for part in self.parts()])
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the data of each server-sent event. Raises Cut."""
+        rest = b""
+        async for part in self.parts():
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                for line in event.split(b"\n"):
+                    if line.startswith(b"data: "):
+                        yield line[6:]
+
+    async def _feed(self) -> None:
+        try:
+            data = await self._reader.read(_READ_BYTES)
+        except OSError as error:
+            raise Cut(str(error) or type(error).__name__, began=self._head) from None
+        if not data:
+            raise Cut("the connection was closed", began=self._head)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Cut(f"not HTTP: {error}", began=self._head) from None
+
+
+@asynccontextmanager
+async def post(
+    host: str, port: int, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Response]:
+    """Send the request and read the head of the response before the block begins.
+
+    Leaving the block closes the connection, also before the response is complete. Raises Cut, and OSError or TimeoutError if
+    no process listens.
+    """
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(host, port)
+    try:
+        data = json.dumps(body).encode()
+        head = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {host}:{port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+        ]
+        head += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        writer.write("\r\n".join([*head, "Connection: close", "", ""]).encode() + data)
+        response = Response(reader)
+        await response.read_head()
+        yield response
+    finally:
+        writer.transport.abort()
+
+
+# Relays the connections between a process and the NATS server over a link that can be cut or slowed down.
+#
+# A cut link loses no bytes and closes no connection; it carries nothing, as a partition that TCP outlasts. A slow link delays
+# everything in both directions, also the replies to lease refreshes, so that a lease's owner has to count from the request.
+
+_CHUNK = 64 * 1024
+_MOST_LATE = 256  # chunks that are under way on a slow link, each way of each connection
+_PROXY_CONNECT_TIMEOUT_S = 2.0
+
+_END = b""
+
+Late = tuple[float, bytes]
+"""The time at which the bytes are due, and the bytes."""
+
+
+class NetworkProxy:
+    """Listens on a port of its own while entered, and relays connections to `host:port`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = (host, port)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._late_s = 0.0
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, self._to[0], 0)
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        """Return the URL of this link for a NATS client. Raises RuntimeError if the link is not open."""
+        if self._server is None:
+            raise RuntimeError("the link is not open")
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"nats://{host}:{port}"
+
+    def cut(self) -> None:
+        """Carry nothing until `mend`."""
+        self._open.clear()
+
+    def slow(self, late_s: float) -> None:
+        """Carry everything this much later."""
+        self._late_s = late_s
+
+    def mend(self) -> None:
+        self._late_s = 0.0
+        self._open.set()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio looks at the outcome of its own ones as if they could not be cancelled.
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_PROXY_CONNECT_TIMEOUT_S):
+                there = await asyncio.open_connection(*self._to)
+        except (OSError, TimeoutError):
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+            return
+        away, back = (asyncio.Queue[Late](_MOST_LATE) for _ in range(2))
+        ways = ((reader, away, there[1]), (there[0], back, writer))
+        tasks = [asyncio.create_task(self._take(source, queue)) for source, queue, _ in ways]
+        tasks += [asyncio.create_task(self._deliver(queue, sink)) for _, queue, sink in ways]
+        try:
+            await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.close()  # before anything that can be cancelled
+            there[1].close()
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(writer.wait_closed(), there[1].wait_closed(), return_exceptions=True)
+
+    async def _take(self, reader: asyncio.StreamReader, queue: asyncio.Queue[Late]) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while chunk := await reader.read(_CHUNK):
+                await queue.put((loop.time() + self._late_s, chunk))
+        await queue.put((0.0, _END))
+
+    async def _deliver(self, queue: asyncio.Queue[Late], writer: asyncio.StreamWriter) -> None:
+        """Write each chunk when it is due. Returns when the source has ended or the receiver has closed."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while True:
+                due_s, chunk = await queue.get()
+                if chunk == _END:
+                    return
+                if (wait_s := due_s - loop.time()) > 0:
+                    await asyncio.sleep(wait_s)
+                await self._open.wait()
+                writer.write(chunk)
+                await writer.drain()
+
 
 _GIVE_UP_S = DEADLINE_S + 20.0
 _AFTER_REFUSAL_S = 0.3

@@ -15,16 +15,12 @@ from headrace.base.logs import configure
 from headrace.router.errors import RouterError
 from headrace.tools.argument_types import count, positive
 from headrace.tools.replay_bench.classic import SWEEP, WIDE_SWEEP
-from headrace.tools.replay_bench.compare import Comparison
-from headrace.tools.replay_bench.dynamo import DynamoCore
 from headrace.tools.replay_bench.engine import EngineModel
-from headrace.tools.replay_bench.generate import GENERATORS, generate
 from headrace.tools.replay_bench.measure import as_builtins
-from headrace.tools.replay_bench.policies import ALL, DYNAMO, EARLY, Policy
+from headrace.tools.replay_bench.policies import ALL, DYNAMO, EARLY, DynamoCore, Policy
 from headrace.tools.replay_bench.replay import KNEE_PRECISION, ReplayPool
-from headrace.tools.replay_bench.report import ReplayReport, Scenario, facts
-from headrace.tools.replay_bench.tables import render
-from headrace.tools.replay_bench.trace import SAMPLE, Trace, assign, read_trace
+from headrace.tools.replay_bench.report import Comparison, ReplayReport, Scenario, facts, render
+from headrace.tools.replay_bench.trace import GENERATORS, SAMPLE, Trace, assign, generate, read_trace
 
 T = TypeVar("T")
 

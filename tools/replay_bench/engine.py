@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.router.replay.prefix_cache import PrefixCache
+from headrace.router.replay import PrefixCache
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS, TraceRequest
 
 

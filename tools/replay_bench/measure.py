@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.tools.replay_bench.ceiling import Ceiling
 from headrace.tools.replay_bench.engine import ReplayJob
+from headrace.tools.replay_bench.trace import Ceiling
 from headrace.tools.replay_bench.world import ReplayOutcome
 
 GOAL_TTFT_S = 3.0

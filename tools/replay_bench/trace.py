@@ -8,7 +8,7 @@ that block.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.router.errors import TraceInvalid
+from headrace.router.replay import PrefixCache
 
 BLOCK_TOKENS = 512
 MOST_BLOCKS = 1 << 16  # of one prompt: 33 M tokens; more is a damaged file
@@ -169,3 +170,151 @@ def _count(record: Mapping[str, object], field: str, *, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise TraceInvalid(f"{where}: {field} {value!r} is no number of tokens from 1 on")
     return value
+
+
+# The ceiling of the hit rate: the same requests in the same order on a single cache, without any placement.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """Blocks that hit, as parts of all blocks, in an infinite cache and in a pooled one.
+
+    `pooled` is an LRU cache as large as those of all workers together. It is no strict bound: a placement that keeps the right
+    blocks can beat it.
+    """
+
+    infinite: float
+    pooled: float
+    pooled_blocks: int
+
+
+def ceiling(trace: Trace, *, pooled_blocks: int) -> Ceiling:
+    """Compute the ceiling of a trace."""
+    return Ceiling(infinite=_infinite_rate(trace), pooled=lru_rate(trace, blocks=pooled_blocks), pooled_blocks=pooled_blocks)
+
+
+def lru_rate(trace: Trace, *, blocks: int) -> float:
+    """Compute the hit rate in blocks of an LRU cache that sees the requests one after the other."""
+    cache = PrefixCache(blocks)
+    hits = 0
+    for request in trace.requests:
+        hits += cache.match(request.chain)
+        cache.touch(request.chain)
+    return hits / trace.blocks
+
+
+def _infinite_rate(trace: Trace) -> float:
+    seen: set[int] = set()
+    hits = 0
+    for request in trace.requests:
+        for block in request.chain:
+            if block not in seen:
+                break
+            hits += 1
+        seen.update(request.chain)
+    return hits / trace.blocks
+
+
+# Generated traces, for tuning and tests on other load than a published trace.
+#
+# `conversations`: all requests share their first block (one system prompt) and many multi-turn conversations interleave,
+# every turn bringing back the whole history. Affinity that follows the longest match sends all newcomers to one worker here.
+
+
+def conversations(
+    *,
+    requests: int = 4000,
+    rate: float = 4.0,
+    seed: int = 0,
+    system_tokens: int = 700,
+    users: int = 24,
+    turns: float = 6.0,
+    think_s: float = 30.0,
+) -> Trace:
+    """Generate conversations that begin as a Poisson process.
+
+    They have `turns` turns on average (geometric) and think times of `think_s` on average (exponential) between them.
+
+    The system prompt fills one block and reaches into the next. A conversation belongs to one of `users` documents of very
+    different popularity, which follow the system prompt; a few of the documents are very long. Half of the conversations are
+    about no document.
+    """
+    rng = random.Random(f"conversations {seed}")  # noqa: S311 - reproducible, not secret
+    documents = [_document(rng, length=int(min(120_000, rng.lognormvariate(9.0, 1.0)))) for _ in range(users)]
+    popularity = [1 / (n + 1) for n in range(users)]
+    pending: list[tuple[float, int, int, tuple[int, ...]]] = []
+    at_s = 0.0
+    while len(pending) < requests * 1.2 + 50:  # more than are needed: later turns of the last ones fall off the end
+        at_s += rng.expovariate(rate / turns)
+        document = rng.choices(documents, popularity)[0] if rng.random() < 0.5 else []
+        pending += _conversation(rng, at_s, document, system_tokens=system_tokens, turns=turns, think_s=think_s)
+    pending.sort()
+    start_s = pending[0][0]
+    return Trace(
+        f"conversations (seed {seed})",
+        tuple(
+            TraceRequest(at_s=at_s - start_s, tokens=tokens, output=output, chain=chain)
+            for at_s, tokens, output, chain in pending[:requests]
+        ),
+    )
+
+
+def one_shot(*, requests: int = 4000, rate: float = 4.0, seed: int = 0, tokens: int = 12_000) -> Trace:
+    """Generate requests that share nothing and do not come back, with prompt lengths spread widely around `tokens`.
+
+    No policy can save work here: policies differ in balance and in the wait of long prompts.
+    """
+    rng = random.Random(f"one-shot {seed}")  # noqa: S311  # a load, not a secret
+    made = []
+    at_s = 0.0
+    for _ in range(requests):
+        length = int(min(150_000, max(64, rng.lognormvariate(0.0, 1.2) * tokens / 2)))
+        made.append(TraceRequest(at_s=at_s, tokens=length, output=_answer(rng), chain=_blocks(rng, length)))
+        at_s += rng.expovariate(rate)
+    return Trace(f"one-shot (seed {seed})", tuple(made))
+
+
+GENERATORS: dict[str, Callable[..., Trace]] = {"conversations": conversations, "one-shot": one_shot}
+
+
+def generate(kind: str, *, requests: int, seed: int) -> Trace:
+    """Generate a trace of this kind. Raises TraceInvalid for a kind that is not in GENERATORS."""
+    if kind not in GENERATORS:
+        raise TraceInvalid(f"trace kind {kind!r}: there are {', '.join(GENERATORS)}")
+    return GENERATORS[kind](requests=requests, seed=seed)
+
+
+def _conversation(
+    rng: random.Random, at_s: float, document: list[int], *, system_tokens: int, turns: float, think_s: float
+) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    # All conversations share whole blocks of the system prompt; the block it ends in is the document's, or the conversation's.
+    shared = [chain_value(n) for n in range(system_tokens // BLOCK_TOKENS)]
+    tokens = system_tokens + len(document) * BLOCK_TOKENS
+    blocks = shared + document
+    made = []
+    while True:
+        tokens += int(min(16_000, rng.lognormvariate(6.3, 1.1))) + 8  # what the user says
+        count = -(-tokens // BLOCK_TOKENS)
+        # The last block is not full, so its id is this turn's alone; the next turn has another one there.
+        blocks += [_own(rng) for _ in range(count - 1 - len(blocks))]
+        made.append((at_s, tokens, output := _answer(rng), (*blocks[: count - 1], _own(rng))))
+        if rng.random() < 1 / turns:
+            return made
+        at_s += rng.expovariate(1 / think_s) + output * 0.02
+        tokens += output
+
+
+def _document(rng: random.Random, *, length: int) -> list[int]:
+    return list(_blocks(rng, length))
+
+
+def _blocks(rng: random.Random, tokens: int) -> tuple[int, ...]:
+    return tuple(_own(rng) for _ in range(-(-tokens // BLOCK_TOKENS)))
+
+
+def _own(rng: random.Random) -> int:
+    return rng.getrandbits(64)
+
+
+def _answer(rng: random.Random) -> int:
+    return int(min(2000, rng.lognormvariate(5.0, 0.9))) + 1

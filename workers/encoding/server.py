@@ -6,25 +6,80 @@ A large record lies in memory that they read; a small one, and one for a worker 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import structlog
+import xxhash
 
 from headrace.base.errors import HeadraceError
-from headrace.broker.codec import decode
+from headrace.broker.codec import decode, encode
 from headrace.broker.errors import BrokerError
-from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
+from headrace.broker.messages.requests import EncodeMedia, Generation, LentRecord, MediaEncoded
 from headrace.broker.spill import fetch_payload
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import EMBEDDINGS
 from headrace.workers import metrics
-from headrace.workers.encoding.names import object_name
-from headrace.workers.encoding.record import seal
 from headrace.workers.engine import MediaEncoder
+
+# Names the embeddings of a media item by what they depend on, and orders the encode workers that may compute them.
+
+
+def object_name(encoder: str, salt: str | None, kind: str, data: bytes) -> str:
+    """Return the name of an item's embeddings: equal for equal bytes, encoders and salts, and for nothing else.
+
+    With the salt in it a tenant cannot find out by the time of an answer what another one has sent.
+    """
+    return hashlib.sha256(encode([encoder, salt, kind, hashlib.sha256(data).digest()])).hexdigest()
+
+
+def in_order(name: str, workers: Iterable[str]) -> list[str]:
+    """Return the workers, best first: the same one for the same item while it lives, and each one for its share of items."""
+    return sorted(workers, key=lambda worker: hashlib.sha256(f"{name} {worker}".encode()).digest())
+
+
+# The form in which embeddings lie in the object store: a checksum over their name and bytes, then the bytes.
+#
+# Record: `HRME`, version (u8), 3 zero bytes, xxh3-128 of name, a zero byte and bytes (16 bytes), the bytes, whose form is the
+# engine's. The name is in the checksum so that the embeddings of one item cannot be taken for those of another.
+
+_HEAD = struct.Struct("<4sB3x16s")
+_MAGIC = b"HRME"
+_VERSION = 1
+
+
+class DamagedEmbeddings(Exception):
+    """A record is not that of the embeddings that were asked for, or not as it was written."""
+
+
+def seal(name: str, data: bytes) -> bytes:
+    """Return the record of embeddings."""
+    return b"".join((_HEAD.pack(_MAGIC, _VERSION, _checksum(name, data)), data))
+
+
+def unseal(name: str, record: bytes) -> bytes:
+    """Return the embeddings of a record. Raises DamagedEmbeddings unless it is theirs, and whole."""
+    if len(record) < _HEAD.size:
+        raise DamagedEmbeddings(f"embeddings {name}: a record of {len(record)} bytes has no head")
+    magic, version, checksum = _HEAD.unpack_from(record)
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise DamagedEmbeddings(f"embeddings {name}: the record begins with {magic!r}, version {version}")
+    data = record[_HEAD.size :]
+    if checksum != _checksum(name, data):
+        raise DamagedEmbeddings(f"embeddings {name}: the checksum does not fit")
+    return data
+
+
+def _checksum(name: str, data: bytes) -> bytes:
+    digest = xxhash.xxh3_128(name.encode())
+    digest.update(b"\0")
+    digest.update(data)
+    return digest.digest()
+
 
 log = structlog.get_logger()
 
@@ -57,7 +112,7 @@ class NothingLent:
 
 
 class EncodeServer:
-    """Implements `headrace.broker.worker.ports.EncodePort`. Jobs are accepted while `run` runs."""
+    """Implements `headrace.broker.worker.state.EncodePort`. Jobs are accepted while `run` runs."""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,19 +22,79 @@ import structlog
 from headrace.base.errors import HeadraceError
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import EncodeMedia, LentRecord, MediaEncoded
+from headrace.broker.messages.requests import EncodeMedia, Generation, LentRecord, MediaEncoded
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS
 from headrace.workers import metrics
-from headrace.workers.encoding.breaker import Breaker
-from headrace.workers.encoding.kept import KeptEmbeddings
-from headrace.workers.encoding.names import in_order, object_name
-from headrace.workers.encoding.record import DamagedEmbeddings, unseal
+from headrace.workers.encoding.server import DamagedEmbeddings, in_order, object_name, unseal
 from headrace.workers.engine import Sequence
-from headrace.workers.runtime.media_embeddings import MediaOrigin
+from headrace.workers.runtime.sequences import MediaOrigin
+
+# Keeps requests from waiting again and again for a store that does not answer. Sans-io.
+
+FIRST_S = 1.0
+LONGEST_S = 30.0
+
+
+class Breaker:
+    """Lets nothing through for a while after a failure, twice as long after each further one."""
+
+    def __init__(self, clock: Callable[[], float], *, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
+        self._clock = clock
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._pause_s = 0.0
+        self._until = float("-inf")
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the store may be asked."""
+        return self._clock() >= self._until
+
+    def failed(self) -> None:
+        """Note a failure. Those of requests that were let through together count once."""
+        if not self.closed:
+            return
+        self._pause_s = min(self._longest_s, self._pause_s * 2 or self._first_s)
+        self._until = self._clock() + self._pause_s
+
+    def succeeded(self) -> None:
+        """Note that the store has answered."""
+        self._pause_s = 0.0
+        self._until = float("-inf")
+
+
+# Keeps the embeddings that a worker used last, in bounded memory, so that the choices of a request fetch them once.
+
+MOST_BYTES = 128 << 20
+
+
+class KeptEmbeddings:
+    """The last used embeddings by name, `most_bytes` of them."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, name: str) -> bytes | None:
+        data = self._kept.get(name)
+        if data is not None:
+            self._kept.move_to_end(name)
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep embeddings; those that were not used for longest make room. What is larger than everything is not kept."""
+        if len(data) > self._most_bytes or name in self._kept:
+            return
+        self._kept[name] = data
+        self.bytes += len(data)
+        while self.bytes > self._most_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self.bytes -= len(dropped)
+
 
 log = structlog.get_logger()
 
@@ -45,7 +106,7 @@ READ_SHARE = 4  # a read may take this part of the wait
 
 
 class Reading(Protocol):
-    """Reads other workers' memory (`headrace.workers.encoding.reading.RecordReader`)."""
+    """Reads other workers' memory (`headrace.workers.encoding.lending.RecordReader`)."""
 
     @property
     def most_bytes(self) -> int:
@@ -70,7 +131,7 @@ class SourceDeps:
 
 
 class EmbeddingSource:
-    """Implements `headrace.workers.runtime.media_embeddings.Embeddings`."""
+    """Implements `headrace.workers.runtime.sequences.Embeddings`."""
 
     def __init__(self, deps: SourceDeps) -> None:
         self._deps = deps

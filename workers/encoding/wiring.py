@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
-from headrace.broker.messages import WorkerMember
-from headrace.broker.worker.ports import HandoverSession
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.worker.state import HandoverSession
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.provision import ensure_on_demand
@@ -22,8 +22,7 @@ from headrace.workers.errors import EngineStartFailed, TransferFailed
 from headrace.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from headrace.workers.encoding.lending import LentMemory
-    from headrace.workers.encoding.reading import RecordReader
+    from headrace.workers.encoding.lending import LentMemory, RecordReader
 
 log = structlog.get_logger()
 
@@ -56,7 +55,7 @@ async def record_reader(settings: WorkerSettings, info: EngineInfo, worker: str)
         return None
 
     def make() -> RecordReader:
-        from headrace.workers.encoding.reading import RecordReader
+        from headrace.workers.encoding.lending import RecordReader
 
         return RecordReader(worker)
 

@@ -9,17 +9,67 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
+import msgspec
 import structlog
 
 from headrace.broker.errors import WireError
 from headrace.workers import metrics
-from headrace.workers.engine import Engine, KvBatch, KvEvent
+from headrace.workers.engine import Engine, KvBatch, KvEvent, Tier
 from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.kv.translator import CacheChange, Translator
 
+# Computes how much of a prompt an engine should find in its cache, as far as its KV events tell.
+
+
+def cached_tokens(chain: Sequence[int], tokens: int, *, block_size: int, cache: Container[int], engine_block: int = 0) -> int:
+    """Return the tokens of the longest prefix in `cache`, in whole blocks. At least one token is left to be computed.
+
+    `block_size`: tokens of the chain's blocks. `engine_block`: those of the engine's, a multiple of that, 0 = the same; a part
+    of one is of no use.  Nothing is known (0) of an engine whose blocks are no multiple.
+    """
+    whole = engine_block or block_size
+    if block_size < 1 or whole % block_size:
+        return 0
+    blocks = min(len(chain), (tokens - 1) // whole * (whole // block_size))
+    found = next((n for n in range(blocks) if chain[n] not in cache), blocks)
+    return found * block_size // whole * whole
+
+
+# Reads the batches of cache events that engines publish: what vLLM's and SGLang's have in common.
+
 log = structlog.get_logger()
+
+
+class BatchReader:
+    """Reads the batches of one engine. `decoder` gives an object with `events`, `to_event` translates one of them."""
+
+    def __init__(self, engine: str, decoder: msgspec.msgpack.Decoder[Any], to_event: Callable[[Any], KvEvent]) -> None:
+        self._engine = engine
+        self._decoder = decoder
+        self._to_event = to_event
+
+    def read(self, number: int, payload: bytes) -> KvBatch:
+        """Read the events of a step. An unreadable batch becomes `cleared`, because the known state is unreliable after it."""
+        try:
+            return KvBatch(map(self._to_event, self._decoder.decode(payload).events), number)
+        except (msgspec.DecodeError, ValueError) as error:
+            metrics.KV_TROUBLE.labels("malformed").inc()
+            log.error("kv.malformed", engine=self._engine, number=number, error=str(error))
+            return KvBatch([KvEvent(kind="cleared")], number, partial=True)
+
+
+def tier_of(medium: str | None, tiers: Mapping[str, Tier]) -> Tier:
+    """Return the tier of an engine's medium; without one it is the device. Raises ValueError for an unknown medium."""
+    if medium is None:
+        return "device"
+    tier = tiers.get(medium)
+    if tier is None:
+        raise ValueError(f"medium {medium!r} is unknown; known: {', '.join(tiers)}")
+    return tier
+
 
 READ_AGAIN_S = 1.0  # least time between two readings of the cache
 MISTRUST_S = 10.0  # least time between two readings because of a contradiction

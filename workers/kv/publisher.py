@@ -10,19 +10,158 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from headrace.broker.places import rank_of
+from headrace.broker.codec import encode, pack_u64
+from headrace.broker.messages.events import KvReset, KvStep
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.places import place_name, rank_of, ranks_of
 from headrace.broker.settings import Timing
+from headrace.broker.worker.state import KvPort
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.workers import metrics
-from headrace.workers.engine import Tier
-from headrace.workers.kv.outbox import MAX_BYTES, Outbox, Sealed
-from headrace.workers.kv.translator import CacheChange
+from headrace.workers.engine import POOLING_KINDS, TIERS, Engine, EngineInfo, Tier
+from headrace.workers.kv.feed import KvFeed
+from headrace.workers.kv.translator import CacheChange, Translator
+
+# Merges the cache changes that wait to be published, and packs them into numbered messages. Sans-io.
+#
+# The waiting changes are the net effect since the last message, one entry per block, so they never exceed the blocks that
+# readers know plus those cached now. Messages are numbered when they are packed; the number of a message that cannot be
+# stored stays unused, and readers see the gap.
+
+MAX_BYTES = 256 * 1024
+HEADROOM = 512  # bytes for everything in a message except the blocks
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A message with its number; `blocks` is the number of its entries."""
+
+    n: int
+    kind: str  # step or reset
+    data: bytes
+    blocks: int
+
+
+class Outbox:
+    """The unpublished cache changes of an epoch of a worker."""
+
+    def __init__(self, *, worker: str, epoch: int) -> None:
+        self.n = 0  # of the next message
+        self._worker = worker
+        self._epoch = epoch
+        self._dumps = 0
+        self._cleared = False
+        self._removed: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
+        self._stored: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
+
+    def merge(self, change: CacheChange) -> None:
+        """Add the changes of a step."""
+        if change.cleared:
+            self._cleared = True
+            for tier in TIERS:
+                self._removed[tier].clear()
+                self._stored[tier].clear()
+        for tier, values in change.removed.items():
+            stored, removed = self._stored[tier], self._removed[tier]
+            for value in values:
+                if value in stored:
+                    del stored[value]
+                else:
+                    removed[value] = None
+        for tier, values in change.stored.items():
+            stored, removed = self._stored[tier], self._removed[tier]
+            for value in values:
+                if value in removed:
+                    del removed[value]
+                else:
+                    stored[value] = None
+
+    @property
+    def size(self) -> int:
+        """Return the number of waiting entries."""
+        return sum(map(len, self._removed.values())) + sum(map(len, self._stored.values()))
+
+    def __bool__(self) -> bool:
+        return self._cleared or any(self._stored.values()) or any(self._removed.values())
+
+    def seal(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
+        """Pack all waiting changes into numbered steps of at most `max_bytes`: at least one step, even if it is empty.
+
+        `inventory` holds the blocks cached now. If it is shorter than the list of changes, it is sent instead.
+        """
+        if not self._cleared and self.size > sum(map(len, inventory.values())):
+            self.merge(CacheChange(cleared=True, stored={tier: list(values) for tier, values in inventory.items()}))
+        entries = [("removed", tier, value) for tier in TIERS for value in self._removed[tier]]
+        entries += [("stored", tier, value) for tier in TIERS for value in self._stored[tier]]
+        cleared = self._cleared
+        self._drop()
+        sealed = []
+        for part in _parts(entries, max_bytes) or [[]]:
+            removed: dict[str, bytes] = {}
+            stored: dict[str, bytes] = {}
+            for (what, tier), values in _grouped(part):
+                (stored if what == "stored" else removed)[tier] = pack_u64(values)
+            step = KvStep(
+                worker=self._worker, epoch=self._epoch, n=self._number(), cleared=cleared, removed=removed, stored=stored
+            )
+            sealed.append(Sealed(step.n, "step", encode(step), len(part)))
+            cleared = False
+        return sealed
+
+    def dump(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
+        """Pack the whole inventory into numbered parts of a reset. It includes the waiting changes."""
+        self._drop()
+        self._dumps += 1
+        entries = [("", tier, value) for tier in TIERS for value in inventory.get(tier, ())]
+        parts = _parts(entries, max_bytes) or [[]]
+        sealed = []
+        for number, part in enumerate(parts):
+            reset = KvReset(
+                worker=self._worker,
+                epoch=self._epoch,
+                n=self._number(),
+                dump=self._dumps,
+                part=number,
+                last=number == len(parts) - 1,
+                blocks={tier: pack_u64(values) for (_, tier), values in _grouped(part)},
+            )
+            sealed.append(Sealed(reset.n, "reset", encode(reset), len(part)))
+        return sealed
+
+    def _number(self) -> int:
+        n = self.n
+        self.n += 1
+        return n
+
+    def _drop(self) -> None:
+        self._cleared = False
+        for tier in TIERS:
+            self._removed[tier] = {}
+            self._stored[tier] = {}
+
+
+_Entry = tuple[str, Tier, int]
+
+
+def _parts(entries: list[_Entry], max_bytes: int) -> list[list[_Entry]]:
+    most = max(1, (max_bytes - HEADROOM) // _WORD)
+    return [entries[start : start + most] for start in range(0, len(entries), most)]
+
+
+def _grouped(entries: list[_Entry]) -> Iterator[tuple[tuple[str, Tier], list[int]]]:
+    groups: dict[tuple[str, Tier], list[int]] = {}
+    for what, tier, value in entries:
+        groups.setdefault((what, tier), []).append(value)
+    yield from groups.items()
+
 
 log = structlog.get_logger()
 
@@ -36,7 +175,7 @@ Inventory = Callable[[], Mapping[Tier, Collection[int]]]
 
 
 class KvPublisher:
-    """Publishes the cache events of an epoch of a worker. Implements `headrace.broker.worker.ports.KvPort`."""
+    """Publishes the cache events of an epoch of a worker. Implements `headrace.broker.worker.state.KvPort`."""
 
     def __init__(
         self,
@@ -194,3 +333,87 @@ class KvPublisher:
         metrics.KV_SKIPPED.inc()
         log.error("kv.message_skipped", worker=self._worker, n=message.n, blocks=message.blocks, error=str(error))
         self._dump_wanted = True
+
+
+# Publishes the cache events of all data-parallel ranks of a worker, each as a place of its own (`headrace.broker.places`).
+
+
+class RankPublishers:
+    """Runs a publisher per rank. Implements `headrace.broker.worker.state.KvPort`."""
+
+    def __init__(self, publishers: Sequence[KvPublisher]) -> None:
+        self._publishers = publishers
+
+    async def run(self, lease_held: Callable[[], bool]) -> None:
+        """Publish until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for publisher in self._publishers:
+                tasks.create_task(publisher.run(lease_held))
+
+    def lease_gained(self) -> None:
+        for publisher in self._publishers:
+            publisher.lease_gained()
+
+    def lease_lapsed(self) -> None:
+        for publisher in self._publishers:
+            publisher.lease_lapsed()
+
+    def ask_dump(self) -> str:
+        return next(filter(None, [publisher.ask_dump() for publisher in self._publishers]), "")
+
+    @property
+    def state(self) -> str:
+        return next((publisher.state for publisher in self._publishers if publisher.state != "ok"), "ok")
+
+
+# Wires a worker's cache events: per rank of the engine a translator with its feed and its publisher.
+
+
+@dataclass(frozen=True)
+class CacheEvents:
+    """Parts that announce an engine's cached blocks. All are empty for an engine without cache events."""
+
+    port: KvPort | None = None  # for the session
+    feeds: tuple[KvFeed, ...] = ()  # to be run, one per rank
+    caches: tuple[Callable[[], Container[int]], ...] = ()  # per rank the chain values on the device
+    tiers: Callable[[], list[int]] = list  # the blocks that all ranks hold together, per tier
+
+
+def create_cache_events(
+    connection: Messaging, subjects: Subjects, engine: Engine, info: EngineInfo, member: WorkerMember, *, pool_block: int
+) -> CacheEvents:
+    """Create the parts for a worker as its member record announces it: none where it says that it sends no cache events.
+
+    `pool_block`: the tokens of the pool's blocks, into which those of the engine are cut.
+    """
+    if not member.kv_events:
+        if not POOLING_KINDS & set(info.kinds) and member.role != "encode":
+            log.warning(
+                "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
+            )
+        return CacheEvents()
+    publishers, feeds, caches, translators = [], [], [], []
+    for rank in ranks_of(info.ranks):
+        translator = Translator(pool_block, blocks=info.blocks // info.ranks)
+        publisher = KvPublisher(
+            connection,
+            subjects,
+            pool=member.pool,
+            worker=place_name(member.worker, rank),
+            epoch=member.epoch,
+            inventory=translator.inventory,
+        )
+        publishers.append(publisher)
+        translators.append(translator)
+        feeds.append(KvFeed(engine, translator, publisher.step, rank=rank or 0))
+        caches.append(_device_of(translator))
+
+    def tiers() -> list[int]:
+        return [sum(counts) for counts in zip(*(one.held() for one in translators), strict=True)]
+
+    port = publishers[0] if len(publishers) == 1 else RankPublishers(publishers)
+    return CacheEvents(port=port, feeds=tuple(feeds), caches=tuple(caches), tiers=tiers)
+
+
+def _device_of(translator: Translator) -> Callable[[], Container[int]]:
+    return lambda: translator.device

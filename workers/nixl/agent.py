@@ -6,22 +6,164 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
+import msgspec
 import structlog
+import xxhash
 
-from headrace.workers.nixl import card as cards
-from headrace.workers.nixl import metrics
-from headrace.workers.nixl.arena import Arena
-from headrace.workers.nixl.descriptors import cut, indices, pair
+from headrace.workers.nixl import mover
+from headrace.workers.nixl.descriptors import Arena, BadCard, Closed, DriverFailed, PeerUnknown, cut, indices, pair
 from headrace.workers.nixl.driver import Driver
-from headrace.workers.nixl.errors import BadCard, Closed, DriverFailed
-from headrace.workers.nixl.mover import TransferJob, TransferQueue
-from headrace.workers.nixl.peers import Peers
-from headrace.workers.nixl.transfer import Transfer
+from headrace.workers.nixl.mover import Transfer, TransferJob, TransferQueue
+
+# The card by which an agent introduces itself to its peers. It travels as bytes over NATS.
+
+VERSION = 1
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent and its arena. `digest` guards `metadata`: it goes to a parser in C++ that we did not write."""
+
+    v: int = VERSION
+    agent: str
+    metadata: bytes
+    digest: int
+    address: int
+    blocks: int
+    block_bytes: int
+
+
+def pack(*, agent: str, metadata: bytes, address: int, blocks: int, block_bytes: int) -> bytes:
+    """Make the card of an agent with this arena."""
+    digest = xxhash.xxh3_64_intdigest(metadata)
+    card = Card(agent=agent, metadata=metadata, digest=digest, address=address, blocks=blocks, block_bytes=block_bytes)
+    return msgspec.msgpack.encode(card)
+
+
+def unpack(data: bytes) -> Card:
+    """Read a card. Raises BadCard."""
+    try:
+        card = msgspec.msgpack.decode(data, type=Card)
+    except msgspec.DecodeError as error:
+        raise BadCard(f"a peer's card of {len(data)} bytes does not decode: {error}") from None
+    if card.v != VERSION:
+        raise BadCard(f"the card of {card.agent} has version {card.v}, we speak {VERSION}")
+    if xxhash.xxh3_64_intdigest(card.metadata) != card.digest:
+        raise BadCard(f"the card of {card.agent} is damaged: its metadata does not match its digest")
+    if card.blocks < 1 or card.block_bytes < 1 or card.address < 1:
+        raise BadCard(f"the card of {card.agent} describes no memory: {card.blocks} blocks of {card.block_bytes} bytes")
+    return card
+
+
+# The agents whose memory can be reached.
 
 log = structlog.get_logger()
+
+
+class PeerDriver(Protocol):
+    """The part of `driver.Driver` that peers use."""
+
+    def add(self, metadata: bytes) -> str: ...
+    def remove(self, peer: str) -> None: ...
+    def prepare(self, agent: str | None, address: int, length: int, count: int) -> int: ...
+    def unprepare(self, prepared: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Peer:
+    """A met agent. `prepared`: the list of its blocks. `leaving`: dropped, but a transfer of it has not settled."""
+
+    card: Card
+    prepared: int
+    leaving: bool = False
+
+
+class Peers:
+    """Metadata and prepared lists by agent name.
+
+    Dropping a peer's metadata makes NIXL forget its transfers too, and then their ends can no longer be seen.  So a peer with
+    unsettled transfers only leaves, and `collect` drops it later.
+    """
+
+    def __init__(self, meets: PeerDriver) -> None:
+        self._meets = meets
+        self._peers: dict[str, Peer] = {}
+
+    def __contains__(self, name: str) -> bool:
+        peer = self._peers.get(name)
+        return peer is not None and not peer.leaving
+
+    def __getitem__(self, name: str) -> Peer:
+        """Return a peer. Raises PeerUnknown."""
+        peer = self._peers.get(name)
+        if peer is None or peer.leaving:
+            raise PeerUnknown(f"no agent {name} was met, or it was dropped since")
+        return peer
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._peers)
+
+    @property
+    def leaving(self) -> list[str]:
+        return [name for name, peer in self._peers.items() if peer.leaving]
+
+    def meet(self, card: Card) -> None:
+        """Meet the agent of a card. Raises BadCard, also for a card of an agent that is not reachable."""
+        known = self._peers.get(card.agent)
+        if known is not None:
+            if known.card != card:
+                raise BadCard(f"agent {card.agent} was met with another card; an agent's memory cannot change")
+            if known.leaving:
+                known.leaving = False
+                mover.PEERS.inc()
+            return
+        try:
+            name = self._meets.add(card.metadata)
+        except DriverFailed as error:
+            self._drop(card.agent)  # NIXL may have kept part of the metadata
+            raise BadCard(f"agent {card.agent} cannot be met: {error}") from error
+        if name != card.agent:
+            self._drop(name)
+            raise BadCard(f"the card of agent {card.agent} holds the metadata of {name}")
+        try:
+            prepared = self._meets.prepare(name, card.address, card.block_bytes, card.blocks)
+        except DriverFailed as error:
+            self._drop(name)
+            raise BadCard(f"the blocks of agent {name} cannot be prepared: {error}") from error
+        self._peers[name] = Peer(card, prepared)
+        mover.PEERS.inc()
+        log.info("agent.met", peer=name, blocks=card.blocks, block_bytes=card.block_bytes)
+
+    def leave(self, name: str) -> None:
+        """Refuse the peer from now on."""
+        peer = self._peers.get(name)
+        if peer is not None and not peer.leaving:
+            peer.leaving = True
+            mover.PEERS.dec()
+
+    def collect(self, name: str) -> None:
+        """Drop a leaving peer for good."""
+        peer = self._peers.get(name)
+        if peer is None or not peer.leaving:
+            return
+        del self._peers[name]
+        try:
+            self._meets.unprepare(peer.prepared)
+        except DriverFailed as error:
+            log.warning("agent.not_released", peer=name, error=str(error))
+        self._drop(name)
+        log.info("agent.dropped", peer=name)
+
+    def _drop(self, name: str) -> None:
+        try:
+            self._meets.remove(name)
+        except DriverFailed as error:
+            log.debug("agent.not_removed", peer=name, error=str(error))
+
 
 _kept: list[object] = []
 """What a transfer may still use although its agent was closed. Never freed: that is the lesser evil."""
@@ -54,7 +196,7 @@ class Agent:
         self._mover = TransferQueue(self._driver, clock=clock, lost=self._lost)
         self._peers = Peers(self._driver)
         self._closed = False
-        self.card: bytes = cards.pack(
+        self.card: bytes = pack(
             agent=self.name,
             metadata=self._driver.metadata(),
             address=arena.address,
@@ -70,7 +212,7 @@ class Agent:
         Raises BadCard: damaged, our own, blocks of another size, or its agent is not reachable.
         """
         self._check_open()
-        peer = cards.unpack(card)
+        peer = unpack(card)
         if peer.agent == self.name:
             raise BadCard(f"{self.name} cannot meet itself")
         if peer.block_bytes != self._arena.block_bytes:
@@ -198,7 +340,7 @@ class Agent:
         if peer not in self._peers:
             return
         self._peers.leave(peer)
-        metrics.PEERS_LOST.inc()
+        mover.PEERS_LOST.inc()
         log.warning("agent.lost", peer=peer)
 
     def _collect(self) -> None:

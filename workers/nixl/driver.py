@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.workers.nixl.descriptors import DescriptorRun
-from headrace.workers.nixl.errors import DriverFailed, NixlUnavailable, PeerGone
+from headrace.workers.nixl.descriptors import DescriptorRun, DriverFailed, NixlUnavailable, PeerGone
 
 BACKEND = "UCX"
 PROGRESS_PAUSE_US = 1000

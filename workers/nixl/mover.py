@@ -5,16 +5,81 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import structlog
 
-from headrace.workers.nixl import metrics
-from headrace.workers.nixl.descriptors import DescriptorRun, Indices
+from headrace.base.metrics import Counter, Gauge, Histogram
+from headrace.workers.nixl.descriptors import BlocksBusy, DescriptorRun, DriverFailed, Indices, PeerGone
 from headrace.workers.nixl.driver import Status
-from headrace.workers.nixl.errors import BlocksBusy, DriverFailed, PeerGone
-from headrace.workers.nixl.transfer import Reason, Transfer
+
+# Prometheus metrics of transfers. `op`: read or write.
+
+BYTES = Counter("headrace_nixl_bytes_total", "Bytes that NIXL says it moved", ["op"])
+TRANSFERS = Counter("headrace_nixl_transfers_total", "Transfers that ended", ["op", "outcome"])
+FAILURES = Counter("headrace_nixl_failures_total", "Transfers that failed, by reason", ["op", "reason"])
+SECONDS = Histogram(
+    "headrace_nixl_transfer_seconds",
+    "Time from asking for a transfer to seeing its end",
+    ["op"],
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+DESCRIPTORS = Histogram(
+    "headrace_nixl_transfer_descriptors",
+    "Ranges of memory in a transfer after adjacent blocks were merged",
+    ["op"],
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384),
+)
+PEERS = Gauge("headrace_nixl_peers", "Agents whose memory can be reached")
+PEERS_LOST = Counter("headrace_nixl_peers_lost_total", "Peers dropped because NIXL found them disconnected")
+UNSETTLED = Gauge("headrace_nixl_unsettled_transfers", "Transfers given up that may still touch memory")
+
+
+# A transfer as its caller sees it.
+
+Operation = Literal["read", "write"]
+State = Literal["active", "done", "failed"]
+Reason = Literal["", "deadline", "peer_gone", "forgotten", "refused", "closed"]
+
+
+class Transfer:
+    """A read or write of blocks. It changes only inside calls of the `Agent` that made it.
+
+    Attributes:
+        op: read or write another engine's memory.
+        peer: the other agent's name.
+        local: our blocks, in the order NIXL was told.
+        bytes: how many were asked for.
+        descriptors: ranges NIXL moved so far, after merging, by its own count.
+        state: "active", "done" or "failed".
+        reason: why it failed, one word: "deadline", "peer_gone", "forgotten", "refused" (by NIXL) or "closed".
+        error: the same as a sentence; "" unless failed.
+        took_s: from the request to its end; 0 while active.
+        settled: nothing touches the blocks any more. A failed transfer can be unsettled for as long as its peer stands still:
+            neither NIXL nor the network can be made to forget a request, so its blocks must not be used until then.
+            The other side of a failed write is not told: blocks offered for writing are safe again only when the writer said so
+            or is dead.
+    """
+
+    __slots__ = ("bytes", "descriptors", "error", "local", "op", "peer", "reason", "settled", "state", "took_s")
+
+    def __init__(self, op: Operation, peer: str, local: Indices, size: int) -> None:
+        self.op: Operation = op
+        self.peer = peer
+        self.local = local
+        self.bytes = size
+        self.descriptors = 0
+        self.state: State = "active"
+        self.reason: Reason = ""
+        self.error = ""
+        self.took_s = 0.0
+        self.settled = False
+
+    def __repr__(self) -> str:
+        end = f", reason={self.reason!r}, settled={self.settled}" if self.state == "failed" else ""
+        return f"Transfer({self.op!r}, {self.peer!r}, blocks={len(self.local)}, bytes={self.bytes}, state={self.state!r}{end})"
+
 
 log = structlog.get_logger()
 
@@ -164,7 +229,7 @@ class TransferQueue:
     def _arrived(self, job: TransferJob, handle: int) -> None:
         size, descriptors = self._posts.moved(handle)
         job.transfer.descriptors += descriptors
-        metrics.BYTES.labels(job.transfer.op).inc(size)
+        BYTES.labels(job.transfer.op).inc(size)
         self._release(handle)
 
     def _finish(self, job: TransferJob) -> None:
@@ -178,9 +243,9 @@ class TransferQueue:
         transfer.state = "done"
         transfer.settled = True
         transfer.took_s = self._clock() - job.began_s
-        metrics.TRANSFERS.labels(transfer.op, "done").inc()
-        metrics.SECONDS.labels(transfer.op).observe(transfer.took_s)
-        metrics.DESCRIPTORS.labels(transfer.op).observe(transfer.descriptors)
+        TRANSFERS.labels(transfer.op, "done").inc()
+        SECONDS.labels(transfer.op).observe(transfer.took_s)
+        DESCRIPTORS.labels(transfer.op).observe(transfer.descriptors)
 
     def _late(self, job: TransferJob) -> None:
         allowed_s = job.deadline_s - job.began_s
@@ -197,8 +262,8 @@ class TransferQueue:
         transfer.state, transfer.reason, transfer.error = "failed", reason, error
         transfer.took_s = self._clock() - job.began_s
         job.parts.clear()
-        metrics.TRANSFERS.labels(transfer.op, "failed").inc()
-        metrics.FAILURES.labels(transfer.op, reason).inc()
+        TRANSFERS.labels(transfer.op, "failed").inc()
+        FAILURES.labels(transfer.op, reason).inc()
         log.warning(
             "transfer.failed", op=transfer.op, peer=transfer.peer, reason=reason, error=error, still_moving=len(job.posted)
         )
@@ -221,7 +286,7 @@ class TransferQueue:
             self._ended.append(job.transfer)
             if job.posted:
                 self._given_up.append(job)
-                metrics.UNSETTLED.inc()
+                UNSETTLED.inc()
             else:
                 job.transfer.settled = True
         self._jobs = deque(job for job in self._jobs if job.transfer.state == "active")
@@ -240,5 +305,5 @@ class TransferQueue:
         for job in [job for job in self._given_up if not job.posted]:
             self._given_up.remove(job)
             job.transfer.settled = True
-            metrics.UNSETTLED.dec()
+            UNSETTLED.dec()
             log.info("transfer.settled", op=job.transfer.op, peer=job.transfer.peer)

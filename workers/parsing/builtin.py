@@ -6,16 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.messages import Generation, Parsing, Part
+from headrace.broker.messages.frames import Part
+from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.parsing.call_ids import stable_call_id
-from headrace.workers.parsing.families import Traits
-from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
-from headrace.workers.parsing.schema import forced_schema
-from headrace.workers.parsing.selection import Kind, ParserChoice, traits_of
+from headrace.workers.parsing.interface import ParseRequirements, ParserNames, forced_schema, named_function, stable_call_id
+from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
 from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
-from headrace.workers.text.tokens import TokenTable
+from headrace.workers.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
 KNOWN = ParserNames(tools=("hermes",), reasoning=("think",))

@@ -7,11 +7,16 @@ resumed answer, whose ids are replayed without output, goes on in exactly the sa
 
 from __future__ import annotations
 
+import re
+from base64 import b32encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
-from headrace.broker.messages import FinishReason, Generation, Parsing, Part
+from headrace.broker.messages.frames import FinishReason, Part
+from headrace.broker.messages.requests import Generation, Parsing
+from headrace.workers.errors import RequestInvalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +102,74 @@ def finish_reason(parsing: Parsing, reason: FinishReason, *, called: bool) -> Fi
     if parsing.choice == "required":
         return "tool_calls" if reason == "stop" else reason
     return "tool_calls" if called else reason
+
+
+# Builds the JSON schema of an answer that must call a tool, for workers without a parser of the model's own call format.
+
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def forced_schema(parsing: Parsing) -> dict[str, Any] | None:
+    """Return the schema of the named function's arguments, or for `required` of a list of calls; None if no call is forced.
+
+    Raises RequestInvalid for a function name that no tool has.
+    """
+    name = named_function(parsing)
+    functions = [tool["function"] for tool in parsing.tools if tool.get("type") == "function"]
+    if name is not None:
+        for function in functions:
+            if function["name"] == name:
+                return dict(function.get("parameters") or _NOTHING)
+        raise RequestInvalid(f"tool_choice names the function {name!r}, which is not among the tools", param="tool_choice")
+    if parsing.choice != "required":
+        return None
+    if not functions:
+        raise RequestInvalid("tool_choice is required, and there are no functions among the tools", param="tools")
+    return _list_of_calls(functions, several=parsing.parallel)
+
+
+def _list_of_calls(functions: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    calls = []
+    for function in functions:
+        parameters = dict(function.get("parameters") or _NOTHING)
+        for name, definition in (parameters.pop("$defs", None) or {}).items():  # References are paths from the root.
+            if definitions.setdefault(name, definition) != definition:
+                raise RequestInvalid(f"two tools define {name!r} differently", param="tools")
+        calls.append(
+            {
+                "properties": {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters},
+                "required": ["name", "parameters"],
+            }
+        )
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+    if not several:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+# Derives the ids of tool calls, which stay the same however often an answer is interrupted and resumed.
+
+_ENGINE_MADE = re.compile(r"(chatcmpl-tool-|call_(\d+_)?)[0-9a-f-]{16,}")
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def call_id(request_id: str, choice: int, index: int, *, length: int = 24) -> str:
+    """Return `length` lower case letters and digits, a hash of the arguments."""
+    digest = blake2b(f"{request_id}\0{choice}\0{index}".encode(), digest_size=(5 * length + 7) // 8).digest()
+    return b32encode(digest).decode().lower()[:length]
+
+
+def stable_call_id(given: str | None, request_id: str, choice: int, index: int) -> str:
+    """Return the id of a call for which its parser gave the id `given`.
+
+    Meaningful ids (`functions.get_weather:0`) stay; random ones are replaced. Some templates require the nine characters that
+    their parser generates.
+    """
+    if given and _NINE.fullmatch(given):
+        return call_id(request_id, choice, index, length=9)
+    if given and not _ENGINE_MADE.fullmatch(given):
+        return given
+    return f"call_{call_id(request_id, choice, index)}"

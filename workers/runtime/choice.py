@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.broker.messages import FinishReason, Generation, TokenLogprob
+from headrace.broker.messages.frames import FinishReason, TokenLogprob
+from headrace.broker.messages.requests import Generation
 from headrace.broker.protocol.run import Run
-from headrace.workers.engine import Fault, Handover, Sequence
+from headrace.workers.detokenize import TextPipeline
+from headrace.workers.engine import Fault, Handover, StoredTensor
+from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.parsing.answer import ParsedAnswer
 from headrace.workers.parsing.interface import ParseRequirements
-from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.text.pipeline import TextPipeline
 
 AnswerText = TextPipeline | ParsedAnswer
 """The pipeline for the tokens of a choice: to plain text, or to parts."""
@@ -92,7 +95,7 @@ class ChoiceRun:
         self.id = f"{self._base_id}~{suffix}" if suffix else self._base_id
         return self.id
 
-    def sequence(self, handover: Handover | None = None) -> Sequence:
+    def sequence(self, handover: Handover | None = None) -> EngineSequence:
         """Build the engine's sequence for the rest of this choice. Emitted tokens are a forced prefix."""
         generation = self.generation
         emitted = self.run.choices[self.choice].ids
@@ -103,7 +106,7 @@ class ChoiceRun:
             min_tokens=max(0, sampling.min_tokens - len(emitted)),
             seed=None if sampling.seed in (None, -1) else sampling.seed + self.choice,  # -1 is no seed, as in vLLM
         )
-        return Sequence(
+        return EngineSequence(
             id=self.id,
             token_ids=self.prompt + emitted if emitted else self.prompt,
             prompt_tokens=len(self.prompt),
@@ -142,3 +145,41 @@ class ChoiceRun:
     def uncached(self) -> int:
         """Return the number of these tokens that this engine would have to compute, as far as is known."""
         return self.tokens - self.expected_cached
+
+
+# Replays the emitted tokens of a resumed answer through its pipeline, without output and in time slices.
+#
+# A parser takes up to some tenths of a millisecond per token, and an answer may have tens of thousands of tokens. The slices
+# run on the event loop rather than in a thread, because the parsers share tokenizers with the rest of the process, and
+# tokenizers are not safe for two threads at once.
+
+INLINE_TOKENS = 64  # so few tokens are replayed without slices
+SLICE_S = 0.003
+
+
+def tokens_to_replay(choices: Sequence[ChoiceRun]) -> int:
+    """Return the number of tokens that these choices have emitted."""
+    return sum(len(choice.run.choices[choice.choice].ids) for choice in choices)
+
+
+def replay(choices: Sequence[ChoiceRun]) -> None:
+    """Replay all tokens at once. Raises AnswerUnreadable."""
+    for _ in _steps(choices):
+        pass
+
+
+async def replay_in_slices(choices: Sequence[ChoiceRun], *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Replay all tokens, yielding to the event loop every few milliseconds. Raises AnswerUnreadable."""
+    until = clock() + SLICE_S
+    for _ in _steps(choices):
+        if clock() >= until:
+            await asyncio.sleep(0)
+            until = clock() + SLICE_S
+
+
+def _steps(choices: Sequence[ChoiceRun]) -> Iterator[None]:
+    for choice in choices:
+        push = choice.pipeline.push
+        for token in list(choice.run.choices[choice.choice].ids):
+            push(token)
+            yield

@@ -14,12 +14,12 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from headrace.broker.codec import decode, unpack_u32
+from headrace.broker.codec import decode, log_ids, unpack_u32
 from headrace.broker.errors import BrokerError, WireError
-from headrace.broker.log_ids import log_ids
-from headrace.broker.messages import Finish, JobFault, Pooling, Spill
+from headrace.broker.messages.frames import Finish, JobFault
+from headrace.broker.messages.requests import Pooling, Spill
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.ports import RunSink
+from headrace.broker.worker.state import RunSink
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
 from headrace.workers.engine import EngineInfo, Pooled, PoolItem
@@ -38,7 +38,7 @@ class Pooler(Protocol):
 
 
 class ResultStore(Protocol):
-    """The store of results that are too large for a frame (`headrace.broker.result_objects.ResultObjects`)."""
+    """The store of results that are too large for a frame (`headrace.broker.spill.ResultObjects`)."""
 
     async def put(self, name: str, data: bytes) -> Spill: ...
 

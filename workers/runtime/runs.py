@@ -10,24 +10,167 @@ import asyncio
 from collections.abc import Callable, Container
 from typing import Protocol
 
-from headrace.broker.errors import WireError
-from headrace.broker.messages import Generation, JobFault, LoadReport, PrefillDecision
+import msgspec
+
+from headrace.broker.codec import decode, unpack_u32, unpack_u64
+from headrace.broker.errors import RequestOverLimit, WireError
+from headrace.broker.jobs import check_limits
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.requests import Generation, PrefillDecision
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.ports import RunSink
+from headrace.broker.worker.state import RunSink
 from headrace.workers import metrics
-from headrace.workers.engine import Engine
-from headrace.workers.errors import AnswerUnreadable, WorkerError
-from headrace.workers.runtime.choice import ChoiceRun
-from headrace.workers.runtime.intake import ChoiceIntake
-from headrace.workers.runtime.outputs import Outputs
-from headrace.workers.runtime.prompt_logprobs import check_size
-from headrace.workers.runtime.refusal import cannot_resume, refuse
-from headrace.workers.runtime.replay import INLINE_TOKENS, replay, replay_in_slices, tokens_to_replay
+from headrace.workers.detokenize import StopStrings, TextPipeline, TokenTable
+from headrace.workers.engine import Capabilities, Engine, EngineInfo, read_matrix
+from headrace.workers.errors import AnswerUnreadable, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.kv.feed import cached_tokens
+from headrace.workers.parsing.answer import ParsedAnswer
+from headrace.workers.parsing.interface import ParsePlan, ParserSet
+from headrace.workers.runtime.choice import (
+    INLINE_TOKENS,
+    AnswerText,
+    ChoiceRun,
+    RunRequest,
+    replay,
+    replay_in_slices,
+    tokens_to_replay,
+)
+from headrace.workers.runtime.outputs import Outputs, check_size
 from headrace.workers.runtime.sequences import Sequences
+
+# Ends runs that the engine refuses, and decides which runs cannot be resumed.
+
+
+def refuse(sink: RunSink, run: Run, error: WorkerError) -> None:
+    """End a run with the fault for `error`, or move it to another worker if that may help."""
+    if isinstance(error, (RequestInvalid, UnsupportedByEngine)):
+        sink.fail(run, JobFault("invalid_request", str(error), param=error.param))
+    elif isinstance(error, EngineOverloaded):
+        sink.retry_elsewhere(run, JobFault("engine_overloaded", str(error), retriable=True, retry_after_s=1.0))
+    elif error.retriable:
+        sink.retry_elsewhere(run, JobFault("engine_error", str(error), retriable=True))
+    else:
+        sink.fail(run, JobFault("engine_error", str(error)))
+
+
+def cannot_resume(run: Run, generation: Generation, capabilities: Capabilities) -> str | None:
+    """Return the reason why a run cannot continue from its emitted tokens, or None if it can or has emitted none.
+
+    An engine continues a request by taking prompt + emitted ids as a forced prefix. State that it keeps beside the tokens is
+    lost by that: the position in a grammar, and penalty counts that only cover generated tokens. Such a job ends with a typed
+    error instead of silently becoming another answer.
+    """
+    if not any(log.ids and not log.settled for log in run.choices):
+        return None
+    if not capabilities.resume:
+        return "its worker is gone and this engine cannot continue a partial answer"
+    if generation.guided is not None and not capabilities.resume_guided:
+        return "its worker is gone and the engine cannot continue structured output in the middle"
+    sampling = generation.sampling
+    if (sampling.presence_penalty or sampling.frequency_penalty) and not capabilities.resume_penalties:
+        return "its worker is gone and the engine cannot carry presence or frequency penalties over"
+    if sampling.repetition_penalty != 1 and not capabilities.resume_repetition:
+        return "its worker is gone and the engine cannot carry a repetition penalty over"
+    return None
+
+
+# Builds the choices for the engine from the payload of a claimed job.
+
+
+class ChoiceIntake:
+    """Builds the choices of jobs. Without `parsers` answers are plain text."""
+
+    def __init__(self, info: EngineInfo, table: TokenTable, parsers: ParserSet | None = None) -> None:
+        self._info = info
+        self._table = table
+        self._parsers = parsers
+
+    def take(
+        self, run: Run, payload: bytes, *, cache: Callable[[], Container[int]] | None = None
+    ) -> tuple[Generation, list[ChoiceRun]]:
+        """Return the generation options for the engine, and the unfinished choices.
+
+        The tokens that the choices have already emitted are still to be replayed (`headrace.workers.runtime.choice`).
+        Raises WireError and RequestInvalid.
+        """
+        generation = decode(Generation, payload)
+        prompt = unpack_u32(generation.token_ids)
+        embeds = None
+        if generation.prompt_embeds is not None:
+            embeds = read_matrix(generation.prompt_embeds, param="prompt_embeds")
+            prompt = [0] * embeds.shape[0]
+        room = self._info.context_length - len(prompt)
+        if not prompt:
+            raise RequestInvalid("the prompt is empty", param="prompt")
+        if room < 1:
+            raise RequestInvalid(
+                f"the prompt has {len(prompt)} tokens; the context length is {self._info.context_length}", param="prompt"
+            )
+        try:
+            check_limits(generation, choices=run.envelope.choices, prompt_tokens=len(prompt))
+        except RequestOverLimit as error:  # of a publisher that has asked no frontend
+            raise RequestInvalid(str(error), param=error.param) from None
+        plan = self._plan(generation, prompt)
+        if plan is not None:
+            needed = plan.requirements
+            generation = msgspec.structs.replace(
+                generation, guided=needed.guided, skip_special_tokens=needed.skip_special_tokens
+            )
+        wanted = generation.sampling.max_tokens
+        limit = room if wanted is None else min(wanted, room)
+        expected = self._expected_cached(run, len(prompt), cache)
+        request = RunRequest(
+            generation=generation,
+            prompt=prompt,
+            limit=limit,
+            expected_cached=expected,
+            prompt_embeds=embeds,
+            requirements=plan.requirements if plan is not None else None,
+        )
+        stops = StopStrings(generation.stop) if any(generation.stop) else ()
+        choices = []
+        for index, log in enumerate(run.choices):
+            if log.settled:
+                continue
+            choice = ChoiceRun(run, index, request, self._answer(request, plan, run, index, stops))
+            choices.append(choice)
+        return generation, choices
+
+    def _plan(self, generation: Generation, prompt: list[int]) -> ParsePlan | None:
+        if generation.parse is None:
+            return None
+        if self._parsers is None:
+            raise RequestInvalid("this worker has no parsers for tool calls and reasoning", param="tools")
+        return self._parsers.plan(generation.parse, generation, prompt)
+
+    def _answer(
+        self, request: RunRequest, plan: ParsePlan | None, run: Run, choice: int, stops: StopStrings | tuple[()]
+    ) -> AnswerText:
+        generation, prompt = request.generation, request.prompt
+        text = TextPipeline(
+            self._table,
+            prompt_ids=prompt,
+            stop=stops,
+            include_stop=generation.include_stop,
+            skip_special_tokens=generation.skip_special_tokens,
+            min_tokens=generation.sampling.min_tokens,
+        )
+        if plan is None or generation.parse is None:
+            return text
+        return ParsedAnswer(text, plan.parser(run.id, choice), generation.parse)
+
+    def _expected_cached(self, run: Run, tokens: int, cache: Callable[[], Container[int]] | None) -> int:
+        """Return the prompt tokens that the engine should find in its cache. At least one token is always computed."""
+        size, envelope = run.envelope.block_size, run.envelope
+        if cache is None or not envelope.hashes:
+            return 0
+        own = self._info.block_size
+        return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=cache(), engine_block=own)
 
 
 class RemotePrefill(Protocol):
-    """The remote prefill of a run (`headrace.workers.handover.decode_side.RemotePrefillRun`)."""
+    """The remote prefill of a run (`headrace.workers.runtime.decode_side.RemotePrefillRun`)."""
 
     @property
     def waiting(self) -> list[ChoiceRun]:
@@ -38,7 +181,7 @@ class RemotePrefill(Protocol):
 
 
 class RemotePrefills(Protocol):
-    """Decides which prompts other workers compute (`headrace.workers.handover.coordinator.HandoverCoordinator`)."""
+    """Decides which prompts other workers compute (`headrace.workers.runtime.handover.HandoverCoordinator`)."""
 
     def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision: ...
 

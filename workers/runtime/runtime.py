@@ -11,31 +11,181 @@ more than a token in `headrace.workers.runtime.outputs`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 import msgspec
+import structlog
 
-from headrace.broker.messages import LoadReport
+from headrace.broker.codec import log_ids
+from headrace.broker.messages.events import LoadReport, RankLoad
+from headrace.broker.messages.frames import JobFault
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.ports import RunSink
+from headrace.broker.worker.state import RunSink
 from headrace.jetstream.tasks import TaskScope
-from headrace.workers.engine import Engine, EngineInfo, Output, Role
-from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers import metrics
+from headrace.workers.adapter_cache import AdapterFolder
+from headrace.workers.adapter_files import AdapterFiles
+from headrace.workers.detokenize import TokenTable
+from headrace.workers.engine import Engine, EngineInfo, Load, Output, Role
+from headrace.workers.errors import AnswerUnreadable, EngineError, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.parsing.interface import ParserSet
-from headrace.workers.runtime.engine_commands import EngineCommands
-from headrace.workers.runtime.intake import ChoiceIntake
-from headrace.workers.runtime.internal_sequences import RawSubmissions
-from headrace.workers.runtime.media_embeddings import Embeddings
+from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.pooling import PoolRuns, ResultStore
-from headrace.workers.runtime.rank_loads import rank_loads
-from headrace.workers.runtime.refusal import refuse
-from headrace.workers.runtime.runs import RemotePrefills, Runs
-from headrace.workers.runtime.sequences import Sequences
-from headrace.workers.runtime.stuck_sequences import StuckSequences, give_up
+from headrace.workers.runtime.runs import ChoiceIntake, RemotePrefills, Runs, refuse
+from headrace.workers.runtime.sequences import Embeddings, EngineCommands, RawSubmissions, Sequences
 from headrace.workers.runtime.watchdog import EngineWork, Watchdog
-from headrace.workers.text.pipeline import TokenTable
+
+# Adds the engine's part to the load of each data-parallel rank in a load report.
+
+
+def rank_loads(ranks: Sequence[RankLoad], load: Load, unsubmitted: Mapping[int, int]) -> list[RankLoad]:
+    """Return the load of each rank. `unsubmitted`: tokens that the engine has not got yet, by rank.
+
+    An engine that tells nothing of single ranks is taken to share its blocks and its work out evenly.
+    """
+    if not ranks:
+        return []
+    told = load.ranks if len(load.ranks) == len(ranks) else [_share(load, len(ranks))] * len(ranks)
+    return [
+        msgspec.structs.replace(
+            rank,
+            waiting=part.waiting,
+            blocks_total=part.blocks_total,
+            blocks_used=part.blocks_used,
+            queued_prefill_tokens=part.queued_prefill_tokens + unsubmitted.get(number, 0),
+            step_prefill_tokens=part.step_prefill_tokens,
+            step_decodes=part.step_decodes,
+        )
+        for number, (rank, part) in enumerate(zip(ranks, told, strict=True))
+    ]
+
+
+def _share(load: Load, ranks: int) -> Load:
+    """Return an even share of a load."""
+    return Load(
+        waiting=load.waiting // ranks,
+        blocks_used=load.blocks_used // ranks,
+        blocks_total=load.blocks_total // ranks,
+        queued_prefill_tokens=load.queued_prefill_tokens // ranks,
+        step_prefill_tokens=load.step_prefill_tokens // ranks,
+        step_decodes=load.step_decodes // ranks,
+    )
+
+
+# Detects stuck sequences: accepted by a running engine but receiving no tokens.
+
+log = structlog.get_logger()
+
+
+class Stuck(NamedTuple):
+    """A stuck sequence. `seconds`: the time since its last token, or since its start."""
+
+    choice: ChoiceRun
+    seconds: float
+    first: bool  # whether the sequence has no token at all
+
+
+class StuckSequences:
+    """Detects stuck sequences. Checked about once a second, so that the token path has no part in it."""
+
+    def __init__(self, *, first_token_s: float, token_s: float) -> None:
+        """Set the longest wait in seconds for the first token of a sequence, and for each token after it."""
+        self._first_token_s = first_token_s
+        self._token_s = token_s
+        self._seen: dict[str, tuple[int, float]] = {}  # tokens it had, and since when it has no more
+
+    def forget(self) -> None:
+        """Count all waits anew from the next check on."""
+        self._seen = {}
+
+    def check(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
+        """Return the sequences that have waited for too long. Sequences that are not active any more are forgotten."""
+        seen, self._seen, stuck = self._seen, {}, []
+        for choice in active:
+            tokens = len(choice.run.choices[choice.choice].ids)
+            before = seen.get(choice.id)
+            since_s = now_s if before is None or before[0] != tokens else before[1]
+            self._seen[choice.id] = tokens, since_s
+            if choice.first_token is not None and not choice.first_token.done():
+                continue  # A hand-over has a time limit of its own.
+            first = not choice.first_s
+            if now_s - since_s > (self._first_token_s if first else self._token_s):
+                stuck.append(Stuck(choice, now_s - since_s, first))
+        return stuck
+
+
+def give_up(stuck: Stuck, sink: RunSink) -> None:
+    """Move the run of a stuck sequence to another worker, which aborts its sequences in this engine."""
+    choice, when = stuck.choice, "first" if stuck.first else "next"
+    metrics.STUCK.labels(when).inc()
+    ids = log_ids(choice.run.envelope)
+    log.warning("sequence.stuck", **ids, sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
+    message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
+    sink.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))
+
+
+# Changes an engine's adapters for the worker session, with a time limit and only if the engine can.
+
+CHANGE_S = 120.0  # an engine reads the files of an adapter and copies them to its device
+
+
+class EngineAdapters:
+    """Implements `headrace.broker.worker.state.AdapterPort`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        watchdog: Watchdog,
+        files: AdapterFiles,
+        *,
+        folders: Mapping[str, AdapterFolder] | None = None,
+        timeout_s: float = CHANGE_S,
+    ) -> None:
+        """While the engine reads an adapter `watchdog` expects no steps: some engines make none then.
+
+        `folders`: those of the engine's start, name → folder. Each stays open until its adapter is unloaded.
+        """
+        self._engine = engine
+        self._watchdog = watchdog
+        self._files = files
+        self._folders = dict(folders or {})
+        self._timeout_s = timeout_s
+
+    async def load(self, name: str, source: str) -> None:
+        """Load an adapter from `source`. Raises UnsupportedByEngine, EngineError."""
+        if self._engine.capabilities.lora != "dynamic":
+            raise UnsupportedByEngine(
+                "this worker's engine was started without room for adapters; for vLLM: --engine-arg enable_lora=true"
+            )
+        folder = await self._files.open(source)
+        try:
+            await self._change("load_adapter", {"name": name, "source": str(folder.path)})
+        except BaseException:
+            folder.close()
+            raise
+        if (before := self._folders.get(name)) is not None:
+            before.close()  # the same folder: the engine would have refused another one
+        self._folders[name] = folder
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter. Raises UnsupportedByEngine, EngineError."""
+        await self._change("unload_adapter", {"name": name})
+        if (folder := self._folders.pop(name, None)) is not None:
+            folder.close()
+
+    async def _change(self, operation: str, args: dict[str, str]) -> None:
+        self._watchdog.suspend()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._engine.control(operation, args)
+        except TimeoutError:
+            name = args["name"]
+            raise EngineError(f"{operation} of {name!r} did not end within {self._timeout_s:g} s") from None
+        finally:
+            self._watchdog.resume()
 
 
 class Runtime:

@@ -4,23 +4,167 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
+import structlog
+
+from headrace.broker.messages.requests import Spill
 from headrace.broker.protocol.run import Run
 from headrace.jetstream.tasks import TaskScope
-from headrace.workers.capability_check import refuse_undeclared
-from headrace.workers.engine import Engine, Fault, Handover
-from headrace.workers.errors import EngineDead, WorkerError
+from headrace.workers.engine import Engine, Fault, Handover, Output, Sequence
+from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.kit import refuse_undeclared
 from headrace.workers.runtime.choice import ChoiceRun
-from headrace.workers.runtime.engine_commands import EngineCommands
-from headrace.workers.runtime.media_embeddings import Embeddings, MediaOrigin, with_embeddings
 from headrace.workers.runtime.watchdog import Watchdog
+
+# Sends commands to the engine, one after the other.
+
+log = structlog.get_logger()
+
+Command = Callable[[], Awaitable[None]]
+
+
+class EngineCommands:
+    """A queue of submissions and aborts, so that an abort never overtakes its submission. Bounded by the slots."""
+
+    def __init__(self, dead: Callable[[str], None]) -> None:
+        """`dead` is called with the reason when the engine is dead."""
+        self._queue: asyncio.Queue[Command] = asyncio.Queue()
+        self._dead = dead
+
+    def put(self, command: Command) -> None:
+        """Queue a command. Its errors are only logged, except for the engine's death."""
+        self._queue.put_nowait(command)
+
+    async def run(self) -> None:
+        """Run the queued commands until cancelled."""
+        while True:
+            command = await self._queue.get()
+            try:
+                await command()
+            except EngineDead as error:
+                self._dead(str(error))
+            except WorkerError as error:
+                log.warning("engine.command_failed", error=str(error))
+
+
+# Adds embeddings of media that other workers have computed to a sequence, before the engine gets it.
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOrigin:
+    """The request that media belong to, and the place of its payload if that is in the store of large payloads."""
+
+    request_id: str
+    spill: Spill | None = None
+
+
+class Embeddings(Protocol):
+    """Gets embeddings of media from elsewhere (`headrace.workers.encoding.source.EmbeddingSource`)."""
+
+    async def fetch(self, sequence: Sequence, origin: MediaOrigin) -> Mapping[int, bytes]:
+        """Return the available embeddings by the index of the item.
+
+        Those of items in the part of the prompt that should be cached are not fetched.
+        """
+
+
+async def with_embeddings(embeddings: Embeddings | None, sequence: Sequence, origin: MediaOrigin) -> Sequence:
+    """Return the sequence with the embeddings of its media that could be had; the engine encodes the others.
+
+    The decode side of a hand-over fetches the blocks of its prompt and needs none.
+    """
+    fetches_blocks = sequence.handover is not None and sequence.handover.kind == "decode"
+    if embeddings is None or not sequence.media or fetches_blocks:
+        return sequence
+    found = await embeddings.fetch(sequence, origin)
+    return msgspec.structs.replace(sequence, embeddings=found) if found else sequence
+
+
+# Runs engine sequences that are no choices: canaries, prefills for other workers and peer warm-ups.
+
+
+class RawSubmissions:
+    """Implements `headrace.workers.runtime.prefill_side.RawSequences`. The length is the number of sequences in the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        commands: EngineCommands,
+        watchdog: Watchdog,
+        scope: TaskScope,
+        *,
+        active: Mapping[str, ChoiceRun],
+    ) -> None:
+        """`active`: the engine's sequences with a run. `scope` is open while the runtime runs."""
+        self._engine = engine
+        self._commands = commands
+        self._watchdog = watchdog
+        self._scope = scope
+        self._active = active
+        self.embeddings: Embeddings | None = None  # without it the engine encodes all media
+        self._takers: dict[str, Callable[[Output], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._takers)
+
+    def submit_raw(self, sequence: Sequence, on_output: Callable[[Output], None], origin: MediaOrigin | None = None) -> None:
+        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence.
+
+        With `origin` embeddings of its media are fetched from other workers.
+        """
+        if not self._takers and not self._active:
+            self._watchdog.begin()
+        self._takers[sequence.id] = on_output
+        self._commands.put(partial(self._submit_or_read, sequence, origin))
+
+    async def _submit_or_read(self, sequence: Sequence, origin: MediaOrigin | None) -> None:
+        if sequence.media:  # The engine takes a while to read these, and other commands need not wait.
+            self._scope.spawn(self._submit_aside(sequence, origin))
+        else:
+            await self._submit(sequence)
+
+    async def _submit_aside(self, sequence: Sequence, origin: MediaOrigin | None) -> None:
+        if origin is not None:
+            sequence = await with_embeddings(self.embeddings, sequence, origin)
+        try:
+            await self._submit(sequence)
+        except EngineDead as error:
+            self._watchdog.declare_dead(str(error))
+
+    async def _submit(self, sequence: Sequence) -> None:
+        if sequence.id not in self._takers:
+            return
+        try:
+            await self._engine.submit(sequence)
+        except EngineDead:
+            raise
+        except WorkerError as error:
+            code = "invalid_request" if isinstance(error, (RequestInvalid, UnsupportedByEngine)) else "engine_error"
+            self.on_output(Output(sequence.id, [], fault=Fault(code, str(error), error.retriable)))
+
+    def abort_raw(self, sequence_id: str) -> None:
+        """Abort a sequence and release the blocks that it offers. No further output reaches its callback."""
+        if self._takers.pop(sequence_id, None) is not None:
+            self._commands.put(partial(self._engine.abort, [sequence_id]))
+        self._commands.put(partial(self._engine.release, sequence_id, None))
+
+    def on_output(self, output: Output) -> None:
+        """Pass an output to the callback of its sequence. Outputs of unknown sequences are dropped."""
+        taker = self._takers.get(output.id)
+        if taker is None:
+            return
+        if output.finish is not None or output.fault is not None:
+            del self._takers[output.id]
+        taker(output)
 
 
 class Sequences:
-    """Implements `headrace.workers.handover.decode_side.HandoverEngines`."""
+    """Implements `headrace.workers.runtime.decode_side.HandoverEngines`."""
 
     def __init__(
         self,

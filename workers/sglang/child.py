@@ -19,15 +19,19 @@ from typing import Any
 
 from headrace.workers.engine import Capabilities
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.health.process_guard import set_parent_death_signal
-from headrace.workers.plain_types import json_as_text
-from headrace.workers.sglang.argument_check import sglang_settings
-from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
-from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
-from headrace.workers.sglang.frames import Frames
-from headrace.workers.sglang.local_store import use_local_store
-from headrace.workers.sglang.messages import ChildStartFailed, Start, Started, ToChild
-from headrace.workers.sglang.settings import check_names, computes_on_cpu, follows, prepare_environment, server_args
+from headrace.workers.kit import json_as_text
+from headrace.workers.process_guard import set_parent_death_signal
+from headrace.workers.sglang.cpu_plugin import stand_in
+from headrace.workers.sglang.disagg_rendezvous import rendezvous_args, use_local_store
+from headrace.workers.sglang.messages import ChildStartFailed, Frames, Start, Started, ToChild
+from headrace.workers.sglang.settings import (
+    check_names,
+    computes_on_cpu,
+    follows,
+    prepare_environment,
+    server_args,
+    sglang_settings,
+)
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     stand_in()

@@ -19,10 +19,11 @@ from headrace.workers.errors import (
     RequestInvalid,
     UnsupportedByEngine,
 )
-from headrace.workers.sglang.frames import FrameBroken, Frames
 from headrace.workers.sglang.messages import (
     ChildStartFailed,
     Error,
+    FrameBroken,
+    Frames,
     LoadReport,
     Reply,
     Start,

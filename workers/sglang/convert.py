@@ -3,13 +3,89 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from headrace.broker.messages import TokenLogprob
+from headrace.broker.messages.frames import TokenLogprob
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Fault, Output, Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.sglang.resumed_penalties import EMITTED
+from headrace.workers.sglang.cpu_plugin import Hook
+
+# Lets SGLang's penalties go on where an interrupted answer stood.
+#
+# SGLang's presence, frequency and repetition penalties count the tokens that an engine has generated itself. A resumed
+# sequence has the tokens of its first engine behind its prompt, so a request says how many of its last tokens are those, and
+# these hooks count them when a batch with it begins. SGLang calls the hooks in its scheduler process (`sglang.srt.plugins`),
+# on any device. With its overlap schedule SGLang counts each token a step late, so that an answer cannot be resumed exactly
+# there.
+
+EMITTED = "headrace_emitted"
+"""The entry of `custom_params` with the number of tokens at the end of a request's prompt that were emitted before."""
+
+_LIBRARY = "sglang.srt.sampling.penaltylib"
+
+
+def emitted_of(requests: list[Any]) -> Iterator[tuple[int, list[int]]]:
+    """Yield the rows of a batch that are resumed, each with the tokens that were emitted before."""
+    for row, request in enumerate(requests):
+        custom = request.sampling_params.custom_params
+        count = int(custom.get(EMITTED) or 0) if isinstance(custom, dict) else 0
+        if count:
+            yield row, list(request.origin_input_ids[-count:])
+
+
+def counted(kind: str) -> Callable[..., None]:
+    """Return the hook behind `_prepare` of the penalizer of this kind."""
+
+    def count(_result: Any, penalizer: Any) -> None:
+        import torch
+
+        penalties = getattr(penalizer, f"{kind}_penalties")
+        cumulated = getattr(penalizer, f"cumulated_{kind}_penalties")
+        for row, tokens in emitted_of(penalizer.orchestrator.reqs()):
+            ids = torch.tensor(tokens, dtype=torch.int64, device=cumulated.device)
+            if kind == "frequency":  # each time that a token was emitted counts
+                cumulated[row].index_add_(0, ids, penalties[row].expand(len(tokens)))
+            else:
+                cumulated[row, ids] = penalties[row]
+
+    return count
+
+
+HOOKS = tuple(
+    Hook(f"{_LIBRARY}.{kind}_penalty.Batched{kind.title()}Penalizer._prepare", counted(kind), "after")
+    for kind in ("presence", "frequency", "repetition")
+)
+
+
+# Ends sequences at the stop tokens that SGLang does not look at.
+#
+# With `ignore_eos` SGLang 0.5.23 leaves out all checks of tokens, those of the request's own `stop_token_ids` too.
+
+
+class StopTokens:
+    """The stop tokens of one sequence, as far as SGLang does not heed them."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._ids = frozenset(sampling.stop_token_ids if sampling.ignore_eos else ())
+        self._least = sampling.min_tokens
+        self._seen = 0
+
+    def end(self, output: Output) -> bool:
+        """Cut an output after the first stop token, if it has one from `min_tokens` on, and return whether it has."""
+        if not self._ids:
+            return False
+        for place, token in enumerate(output.ids, start=1):
+            if token in self._ids and self._seen + place >= self._least:
+                del output.ids[place:]
+                if output.logprobs is not None:
+                    del output.logprobs[place:]
+                output.finish, output.stop = "stop", token
+                return True
+        self._seen += len(output.ids)
+        return False
+
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 PASSED_SAMPLING = frozenset({"custom_params", "watermark"})

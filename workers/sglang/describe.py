@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, several
-from headrace.workers.lora_adapters import ADAPTER_OPERATIONS, adapters_of
-from headrace.workers.models.tokenizer_file import tokenizer_folder
-from headrace.workers.sglang.adapters import read_adapter
+from headrace.workers.kit import ADAPTER_OPERATIONS, adapters_of
+from headrace.workers.model_files import tokenizer_folder
 from headrace.workers.sglang.convert import GUIDED
 from headrace.workers.sglang.disagg_rendezvous import (
     bootstrap_address,
@@ -19,7 +18,7 @@ from headrace.workers.sglang.disagg_rendezvous import (
     role_of,
     with_handovers,
 )
-from headrace.workers.sglang.settings import ranks
+from headrace.workers.sglang.settings import ranks, read_adapter
 
 OPERATIONS = frozenset({"reset_prefix_cache"})
 PAUSE_OPERATIONS = frozenset({"pause", "resume", "is_paused"})  # of an engine that generates

@@ -10,21 +10,24 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
-from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import (
     POOLING_KINDS,
     Capabilities,
     EngineConfig,
     EngineInfo,
     KvBatch,
+    KvEvent,
     Load,
     Output,
     Pooled,
@@ -32,15 +35,139 @@ from headrace.workers.engine import (
     Role,
     Sequence,
     Sink,
+    Tier,
 )
 from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine
-from headrace.workers.health.process_guard import ProcessTree
-from headrace.workers.kv.zmq_listener import ZmqKvListener
+from headrace.workers.kit import refuse_undeclared
+from headrace.workers.kv.feed import BatchReader, tier_of
+from headrace.workers.kv.zmq_listener import KEPT_STEPS, RankListeners, ZmqKvListener
+from headrace.workers.process_guard import ProcessTree
 from headrace.workers.sglang.child_process import ChildProcess
-from headrace.workers.sglang.kv_listener import KvListener
 from headrace.workers.sglang.messages import Abort, Control, PoolInput, Start, Submit
-from headrace.workers.sglang.metrics import EngineMetrics
 from headrace.workers.sglang.settings import kv_events_wanted, ranks
+
+# Shows SGLang's Prometheus metrics on the worker's `/metrics`. Its processes write them into a folder that it is told.
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class EngineMetrics:
+    """The metrics of one SGLang. Implements the `Collector` of prometheus_client."""
+
+    def __init__(self, folder: Path, registry: CollectorRegistry = REGISTRY) -> None:
+        """`folder` must exist; SGLang makes one of its own in it."""
+        self._registry = registry
+        self._folder = folder
+        self._registered = False
+
+    def environment(self) -> dict[str, str]:
+        """Return the variable by which SGLang is told the folder."""
+        return {FOLDER: str(self._folder)}
+
+    def register(self) -> None:
+        self._registry.register(self)
+        self._registered = True
+
+    def unregister(self) -> None:
+        if self._registered:
+            self._registered = False
+            self._registry.unregister(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Tell nothing ahead of time: which metrics there are depends on what SGLang does."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for place in (self._folder, *(path for path in self._folder.iterdir() if path.is_dir())):
+            files: Any = MultiProcessCollector  # untyped
+            yield from files(CollectorRegistry(), path=str(place)).collect()
+
+
+# Translates SGLang's KV events from its wire format.
+#
+# SGLang publishes one batch per scheduler step over ZeroMQ, framed as vLLM does it; the payload is msgpack `[time, [event,
+# …], rank]`, an event being a map with its class name under `type`. Hashes are signed. Only in the format "dynamo" do they
+# differ between salts and adapters with the same tokens, and only then does an event name its adapter; that format is the one
+# that `kv_listener` asks for. Unknown fields are ignored.
+
+TIER_OF: dict[str, Tier] = {"GPU": "device", "CPU_PINNED": "host", "DISK": "disk", "EXTERNAL": "disk"}
+"""SGLang's mediums: "GPU" is also a CPU engine's own memory, and a pool outside of the machine counts as the slowest tier."""
+
+_U64 = (1 << 64) - 1
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
+    """Consecutive pages were stored in the cache."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None = None
+    token_ids: list[int | tuple[int, int]] = []  # pairs with a draft model that reads the next token, too
+    block_size: int = 0
+    medium: str | None = None
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
+    """Pages were removed from the cache."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
+    """The cache was cleared."""
+
+
+class _Batch(msgspec.Struct, frozen=True, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
+def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
+    if isinstance(event, AllBlocksCleared):
+        return KvEvent(kind="cleared")
+    tier = tier_of(event.medium, TIER_OF)
+    hashes = [hash_ & _U64 for hash_ in event.block_hashes]
+    if isinstance(event, BlockRemoved):
+        return KvEvent(kind="removed", tier=tier, hashes=hashes)
+    return KvEvent(
+        kind="stored",
+        tier=tier,
+        hashes=hashes,
+        parent=None if event.parent_block_hash is None else event.parent_block_hash & _U64,
+        token_ids=[token if isinstance(token, int) else token[0] for token in event.token_ids],
+        adapter=event.lora_name,
+        salt=event.cache_salt,
+        block_size=event.block_size or None,
+    )
+
+
+read_batch = BatchReader("sglang", msgspec.msgpack.Decoder(_Batch), _event).read
+
+
+# Describes to SGLang the sockets on which the worker listens to its KV events.
+
+
+class KvListener(RankListeners):
+    """Listens to SGLang's KV events. Create it before SGLang starts, with `config()`."""
+
+    def __init__(self, folder: Path, *, ranks: int = 1) -> None:
+        super().__init__(folder, engine="SGLang", read_batch=read_batch, ranks=ranks)
+
+    def config(self) -> dict[str, Any]:
+        """Return SGLang's `kv_events_config`."""
+        return {
+            "publisher": "zmq",
+            "endpoint": self.endpoint,
+            "bind": False,  # the worker binds
+            "replay_endpoint": self.replay_endpoint,
+            "buffer_steps": KEPT_STEPS,
+            "topic": self.topic,
+            "format": "dynamo",  # hashes that differ between salts and adapters, and the names of adapters
+        }
+
 
 _log = structlog.get_logger()
 

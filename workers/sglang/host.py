@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import structlog
 
-from headrace.workers.engine import EngineInfo, Fault, Output, PoolItem, Sequence
+from headrace.workers.engine import EngineInfo, Fault, Load, Output, PoolItem
+from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.errors import EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
+from headrace.workers.kit import ADAPTER_OPERATIONS
 from headrace.workers.sglang import convert
-from headrace.workers.sglang.adapters import read_adapter
+from headrace.workers.sglang.convert import StopTokens
 from headrace.workers.sglang.describe import honours_seeds
 from headrace.workers.sglang.disagg_rendezvous import as_transfer_failed, bootstrap_fields, role_of
-from headrace.workers.sglang.frames import Frames
-from headrace.workers.sglang.load import LoadMeter
 from headrace.workers.sglang.messages import (
     Abort,
     Control,
     Error,
     ErrorKind,
+    Frames,
     LoadReport,
     PoolInput,
     Reply,
@@ -36,8 +37,74 @@ from headrace.workers.sglang.messages import (
     Submit,
     ToChild,
 )
-from headrace.workers.sglang.stop_tokens import StopTokens
-from headrace.workers.text.tokens import token_table
+from headrace.workers.sglang.settings import read_adapter
+from headrace.workers.tokens import token_table
+
+# Measures SGLang's load from the snapshots that its schedulers keep in shared memory, and from the steps that it reports.
+
+
+class LoadMeter:
+    """Turns snapshots of all data-parallel ranks into one `Load`."""
+
+    def __init__(self, *, page_size: int, blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._page_size = page_size
+        self._blocks = blocks
+        self._clock = clock
+        self._last: float | None = None
+        self._prefilled = 0
+        self._step = Load()
+
+    def stepped(self, snapshots: Iterable[Any], *, decodes: int, mine: int) -> Load:
+        """Return the load after a step that brought tokens for `decodes` sequences. `mine` sequences are in the engine.
+
+        The time between two steps of a busy engine is the duration of a step.
+        """
+        now = self._clock()
+        step_s = now - self._last if self._last is not None else 0.0
+        self._last = now if mine else None
+        known = list(snapshots)
+        prefilled = sum(snapshot.total_prefill_uncached_tokens for snapshot in known)
+        self._step = Load(step_s=step_s, step_decodes=decodes, step_prefill_tokens=max(0, prefilled - self._prefilled))
+        self._prefilled = prefilled
+        return self.read(known, mine=mine)
+
+    def read(self, snapshots: Iterable[Any], *, mine: int) -> Load:
+        """Return the load now. The snapshots of an engine without sequences are stale: it has no step to write them in."""
+        if mine == 0:
+            self._last = None
+            return Load(blocks_total=self._blocks)
+        known = list(snapshots)
+        running = min(mine, sum(snapshot.num_running_reqs for snapshot in known))
+        tokens = sum(snapshot.num_used_tokens for snapshot in known)
+        return Load(
+            running=running,
+            waiting=max(mine - running, sum(snapshot.num_waiting_reqs for snapshot in known)),
+            blocks_used=min(self._blocks, -(-tokens // self._page_size)),
+            blocks_total=self._blocks,
+            queued_prefill_tokens=sum(snapshot.num_waiting_uncached_tokens for snapshot in known),
+            step_s=self._step.step_s,
+            step_prefill_tokens=self._step.step_prefill_tokens,
+            step_decodes=self._step.step_decodes,
+            ranks=self._of_ranks(known) if len(known) > 1 else (),
+        )
+
+    def _of_ranks(self, known: Sequence[Any]) -> tuple[Load, ...]:
+        """Return the load of each data-parallel rank. The last step is known of all together and is shared out evenly."""
+        blocks = self._blocks // len(known)
+        return tuple(
+            Load(
+                running=snapshot.num_running_reqs,
+                waiting=snapshot.num_waiting_reqs,
+                blocks_used=min(blocks, -(-snapshot.num_used_tokens // self._page_size)),
+                blocks_total=blocks,
+                queued_prefill_tokens=snapshot.num_waiting_uncached_tokens,
+                step_s=self._step.step_s,
+                step_prefill_tokens=self._step.step_prefill_tokens // len(known),
+                step_decodes=self._step.step_decodes // len(known),
+            )
+            for snapshot in known
+        )
+
 
 log = structlog.get_logger()
 
@@ -121,7 +188,7 @@ class EngineHost:
         if not running.done():
             running.add_done_callback(lambda task: self._fail_late(sequence, task))
 
-    def _request(self, sequence: Sequence) -> Any:
+    def _request(self, sequence: EngineSequence) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         if not self._manager.model_config.is_generation:
@@ -131,7 +198,7 @@ class EngineHost:
         bootstrap = bootstrap_fields(sequence.handover, role=self._role, address=self._info.address)
         return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds, bootstrap=bootstrap))
 
-    async def _run(self, sequence: Sequence, request: Any) -> None:
+    async def _run(self, sequence: EngineSequence, request: Any) -> None:
         first, ended = True, False
         stop_tokens = StopTokens(sequence.sampling)
         try:
@@ -154,7 +221,7 @@ class EngineHost:
             self._running.pop(sequence.id, None)
             self._dropped.discard(sequence.id)
 
-    def _fail_late(self, sequence: Sequence, task: asyncio.Task[None]) -> None:
+    def _fail_late(self, sequence: EngineSequence, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
             return
         retriable = not isinstance(error, RequestInvalid)

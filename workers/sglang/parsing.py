@@ -16,23 +16,35 @@ from typing import Any
 
 import structlog
 
-from headrace.broker.messages import Generation, Parsing, Part
-from headrace.broker.output_parts import OutputParts
+from headrace.broker.jobs import OutputParts
+from headrace.broker.messages.frames import Part
+from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers import metrics
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.parsing.answer import reconcile
 from headrace.workers.parsing.builtin import BuiltinParser
-from headrace.workers.parsing.call_ids import stable_call_id
-from headrace.workers.parsing.families import Traits
-from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
-from headrace.workers.parsing.reconcile import reconcile
-from headrace.workers.parsing.schema import forced_schema
-from headrace.workers.parsing.selection import Kind, ParserChoice, traits_of
+from headrace.workers.parsing.interface import ParseRequirements, ParserNames, forced_schema, named_function, stable_call_id
+from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
 from headrace.workers.parsing.stages import NamedCall, Plain, Required, Stage
-from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
-from headrace.workers.sglang.installed_check import check_packages
+from headrace.workers.sglang.cpu_plugin import stand_in
 from headrace.workers.sglang.settings import computes_on_cpu, prepare_environment
-from headrace.workers.text.tokens import TokenTable
+from headrace.workers.tokens import TokenTable
+
+# Checks that SGLang is installed in this interpreter, without importing it.
+
+INSTALL = (
+    "in a checkout `make install ENGINE=sglang` installs it; elsewhere, with a GPU, pip install 'headrace[sglang]' does, in an "
+    "environment of its own"
+)
+
+
+def check_packages() -> None:
+    """Raise EngineStartFailed for the first package that a worker with SGLang needs and that is not installed."""
+    for package in ("torch", "sglang"):
+        if find_spec(package) is None:
+            raise EngineStartFailed(f"the Python package {package} is not installed; {INSTALL}")
+
 
 log = structlog.get_logger()
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 
-from headrace.workers.sglang import local_prefill, resumed_penalties
-from headrace.workers.sglang.cpu_plugin import host_cache, nixl_memory, pinned_memory, scheduler_pause
-from headrace.workers.sglang.cpu_plugin.hook import Hook
+from headrace.workers.sglang import convert, cpu_plugin, disagg_rendezvous
+from headrace.workers.sglang.cpu_plugin import Hook
 
-EVERYWHERE: tuple[Hook, ...] = (*local_prefill.HOOKS, *resumed_penalties.HOOKS)
-HOOKS: tuple[Hook, ...] = (*pinned_memory.HOOKS, *nixl_memory.HOOKS, *host_cache.HOOKS, *scheduler_pause.HOOKS)
+EVERYWHERE: tuple[Hook, ...] = (*disagg_rendezvous.HOOKS, *convert.HOOKS)
+HOOKS: tuple[Hook, ...] = (
+    *cpu_plugin.PINNED_MEMORY_HOOKS,
+    *cpu_plugin.NIXL_MEMORY_HOOKS,
+    *cpu_plugin.HOST_CACHE_HOOKS,
+    *cpu_plugin.SCHEDULER_PAUSE_HOOKS,
+)
 
 
 def install() -> None:

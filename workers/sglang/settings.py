@@ -6,9 +6,12 @@ are listed with their reasons in docs/engines.md.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,44 @@ import msgspec
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
-from headrace.workers.models.weight_format import weight_format
-from headrace.workers.sglang.adapters import lora_args, read_adapter
+from headrace.workers.kit import ADAPTERS_ARG, adapters_of, check_plain_types, read_config
+from headrace.workers.model_files import weight_format
+
+# Reads the LoRA adapters that a worker starts with (`adapters={"name": "folder", …}`) and keeps those that it has.
+#
+# Clients see each adapter as a model of its own. SGLang loads and unloads adapters by name and keeps the cached blocks of
+# each load apart by an id of its own.
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: its rank and the modules that it changes decide what room the engine needs."""
+
+    name: str
+    folder: str
+    rank: int
+    modules: tuple[str, ...]
+
+
+def read_adapter(name: str, folder: str, _number: int = 0) -> Adapter:
+    """Read an adapter from its folder. Raises EngineError if there is none."""
+    config = read_config(name, folder)
+    return Adapter(name, folder, config.rank, config.modules)
+
+
+def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
+    """Return SGLang's settings for these adapters: room for all in one batch, of the largest rank."""
+    if not adapters:
+        return {}
+    modules = sorted({module for adapter in adapters.values() for module in adapter.modules})
+    return {
+        "enable_lora": True,
+        "max_lora_rank": max(adapter.rank for adapter in adapters.values()),
+        "max_loras_per_batch": len(adapters) + 1,  # and the model without one
+        "lora_paths": [f"{adapter.name}={adapter.folder}" for adapter in adapters.values()],
+        **({"lora_target_modules": modules} if modules else {}),
+    }
+
 
 CPU_PAGE_SIZE = 32
 CPU_MAX_SEQUENCES = 32
@@ -159,3 +197,53 @@ def check_names(args: Mapping[str, Any], known: Iterable[str]) -> None:
             close = difflib.get_close_matches(name.replace("-", "_"), names, n=3, cutoff=0.6)
             hint = f"; close to it: {', '.join(close)}" if close else ""
             raise EngineStartFailed(f"SGLang has no setting {name!r}{hint}")
+
+
+# Checks the names and plain types of an operator's SGLang settings by SGLang's source: importing SGLang takes many seconds.
+
+_SOURCES = Path("srt", "arg_groups", "fields")  # a class in each file; `ServerArgs` has the fields of all of them
+_ONE_OF_THEM = "page_size"
+
+
+def check_arguments(args: Mapping[str, Any]) -> None:
+    """Raise EngineStartFailed for a setting that SGLang does not have, or whose plain type the value is not.
+
+    What cannot be said by the source alone passes: SGLang decides about it when it starts.
+    """
+    known = sglang_settings() if args else {}
+    if known:
+        check_names(args, known)
+        check_plain_types("SGLang", args, known)
+
+
+def sglang_settings(package: Path | None = None) -> dict[str, str]:
+    """Return name → annotation of the settings of the SGLang in the folder `package`, by default the one that is installed.
+
+    Empty where there is none, or where its source is not as expected.
+    """
+    if package is None:
+        spec = find_spec("sglang")
+        if spec is None or spec.origin is None:
+            return {}
+        package = Path(spec.origin).parent
+    found: dict[str, str] = {}
+    try:
+        for file in (package / _SOURCES).glob("*.py"):
+            for node in ast.parse(file.read_bytes()).body:
+                if isinstance(node, ast.ClassDef):
+                    found |= _fields(node)
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    return found if _ONE_OF_THEM in found else {}
+
+
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+    return {field.target.id: _annotation(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
+
+
+def _annotation(node: ast.expr) -> str:
+    """Return the type of `A[type, help]`, SGLang's own spelling of `Annotated`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and ast.unparse(node.value) in ("A", "Annotated"):
+        node = node.slice.elts[0]
+    return ast.unparse(node)

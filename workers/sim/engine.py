@@ -30,37 +30,48 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.answers.answers import PRESCRIBED
-from headrace.workers.sim.answers.guided.texts import KINDS
-from headrace.workers.sim.answers.prescribed_text import read_script, scripted
-from headrace.workers.sim.answers.tokens import (
+from headrace.workers.sim.answers import PRESCRIBED
+from headrace.workers.sim.blocks import BlockManager
+from headrace.workers.sim.control import (
+    ADAPTER_OPERATIONS,
+    HANDOVER_OPERATION,
+    LEVELS,
+    OPERATIONS,
+    PROFILE_OPERATIONS,
+    ROLES,
+    FabricMember,
+    Operations,
+)
+from headrace.workers.sim.fabric import PROCESS_FABRIC, Fabric, HandoverWire
+from headrace.workers.sim.guided import KINDS
+from headrace.workers.sim.run import MEDIA_KINDS, media_slots
+from headrace.workers.sim.scheduler import SimScheduler, block_manager
+from headrace.workers.sim.settings import SequenceFaults, SimSettings, parse_settings, raise_rejection
+from headrace.workers.sim.step_driver import EventBuffer, StepDriver
+from headrace.workers.sim.tokens import (
     BUNDLED_TOKENIZER,
     Vocabulary,
     bundled_vocabulary,
     has_chat_template,
+    read_script,
+    scripted,
 )
-from headrace.workers.sim.control import (
-    ADAPTER_OPERATIONS,
-    HANDOVER_OPERATION,
-    OPERATIONS,
-    PROFILE_OPERATIONS,
-    Operations,
-)
-from headrace.workers.sim.events import EventBuffer
-from headrace.workers.sim.fabric_member import ROLES, FabricMember
-from headrace.workers.sim.faults import SequenceFaults, raise_rejection
-from headrace.workers.sim.media import MEDIA_KINDS, media_slots
-from headrace.workers.sim.resources import open_fabric
-from headrace.workers.sim.scheduler import SimScheduler, block_manager
-from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.settings import SimSettings, parse_settings
-from headrace.workers.sim.sleep import LEVELS
-from headrace.workers.sim.step_driver import StepDriver
-from headrace.workers.sim.transfer.fabric import Fabric
-from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 if TYPE_CHECKING:
-    from headrace.workers.sim.answers.pooling import SimPooling
+    from headrace.workers.sim.pooling import SimPooling
+
+
+# The fabric that an engine opens beside its scheduler. NIXL is imported only by an engine that hands over through it.
+
+
+def open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
+    """Return the fabric over which blocks are handed over."""
+    if settings.fabric == "local":
+        return PROCESS_FABRIC
+    from headrace.workers.sim.nixl_fabric import NixlFabric  # an engine without hand-overs must not load NIXL
+
+    return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)
+
 
 VERSION = "1"  # version of the model: its answers and its timing
 
@@ -138,7 +149,7 @@ class SimEngine:
         if settings.script:
             self._script = functools.partial(scripted, read_script(settings.script), vocabulary.table)
         if settings.pooling is not None:
-            from headrace.workers.sim.answers.pooling import SimPooling  # an engine without vectors must not load numpy
+            from headrace.workers.sim.pooling import SimPooling  # an engine without vectors must not load numpy
 
             self._pooling = SimPooling(settings.pooling, settings, special=vocabulary.table.special)
             sink = self._pooling.settle

@@ -17,15 +17,12 @@ from typing import Any
 
 from headrace.workers.engine import Fault, KvEvent, Load, Output, Sequence
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
-from headrace.workers.sim.answers.prescribed_text import Speller
-from headrace.workers.sim.answers.tokens import Vocabulary
-from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.scheduling.batch import EngineBatch
-from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.run import Phase, SequenceRun
-from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.handover_state import HandoverWire
-from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
+from headrace.workers.sim.blocks import BlockManager
+from headrace.workers.sim.fabric import HandoverWire
+from headrace.workers.sim.kv_transfer import SimKvTransfer
+from headrace.workers.sim.run import EngineBatch, Phase, SequenceRun
+from headrace.workers.sim.settings import SequenceFaults, SimSettings
+from headrace.workers.sim.tokens import Speller, Vocabulary
 
 
 @dataclass(slots=True)

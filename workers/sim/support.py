@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from headrace.workers.engine import Capabilities, DisaggStyle
-from headrace.workers.engine_support import EngineSupport, words
-from headrace.workers.sim.answers.guided.texts import KINDS
-from headrace.workers.sim.control import HANDOVER_OPERATION, OPERATIONS
-from headrace.workers.sim.fabric_member import ROLES
-from headrace.workers.sim.media import MEDIA_KINDS
-from headrace.workers.sim.sleep import LEVELS
+from headrace.workers.kit import EngineSupport, words
+from headrace.workers.sim.control import HANDOVER_OPERATION, LEVELS, OPERATIONS, ROLES
+from headrace.workers.sim.guided import KINDS
+from headrace.workers.sim.run import MEDIA_KINDS
 
 _GENERATING = Capabilities(
     roles=ROLES,

@@ -5,17 +5,126 @@ TensorRT-LLM's results grow: `token_ids` and `logprobs` hold everything since th
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.broker.messages import TokenLogprob
+from headrace.broker.messages.frames import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence
-from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.trtllm import handover
-from headrace.workers.trtllm.logits import LogitsProcessors, logit_bias
+from headrace.workers.errors import RequestInvalid, TransferFailed, UnsupportedByEngine
+from headrace.workers.trtllm.settings import LogitsProcessors, logit_bias
+
+# Translates a hand-over to and from TensorRT-LLM's `DisaggregatedParams`: a context-only request, then a generation-only one.
+#
+# The context side returns an opaque state, with which the generation side fetches the blocks, and the token that it has
+# sampled. The generation side begins behind that token and returns it as its first. So the context side samples as the
+# request asks (`EngineInfo.prefill_samples`), and its log probability travels beside the state. Where that does not do (a
+# grammar, a seed that must give the same answer as on one engine, a least length), the prompt is computed on the generation
+# side instead.
+
+ENGINE_KEY = "trtllm"
+STATE = "opaque_state"
+FIRST_LOGPROBS = "first_logprobs"  # ours: [[token, logprob, [[token, logprob], …]], …]
+_NEEDED: dict[str, type] = {"ctx_request_id": int, "first_gen_tokens": list, STATE: str}
+_CARRIED = (
+    "ctx_request_id",
+    "first_gen_tokens",
+    STATE,
+    "draft_tokens",
+    # 1.3:
+    "disagg_request_id",
+    "ctx_dp_rank",
+    "ctx_info_endpoint",
+)
+
+
+def plain(params: Any) -> dict[str, Any]:
+    """Return the parameters of the context side as numbers, texts and lists."""
+    carried: dict[str, Any] = {"engine": ENGINE_KEY}
+    for name in _CARRIED:
+        value = getattr(params, name, None)
+        if value is not None:
+            carried[name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return carried
+
+
+def first_tokens(params: Mapping[str, Any] | None) -> list[int]:
+    """Return the tokens that the context side has sampled. Raises TransferFailed for parameters that cannot be used."""
+    return list(_checked(params)["first_gen_tokens"])
+
+
+def generation_params(api: Any, params: Mapping[str, Any] | None) -> Any:
+    """Return the `DisaggregatedParams` of the generation side. Raises TransferFailed for parameters that cannot be used."""
+    given = _checked(params)
+    known = {field.name for field in dataclasses.fields(api.DisaggregatedParams)}
+    values = {name: given[name] for name in _CARRIED if name in given and name in known}
+    try:
+        values[STATE] = base64.b64decode(given[STATE], validate=True)
+    except (binascii.Error, ValueError):
+        raise TransferFailed(f"{STATE} is not base64 in the parameters of the prefill side") from None
+    return api.DisaggregatedParams(request_type="generation_only", **values)
+
+
+def context_params(api: Any, media: Mapping[str, Any] | None = None) -> Any:
+    """Return the `DisaggregatedParams` of the context side. `media`: what an encoder has handed over (`encoder.py`)."""
+    return api.DisaggregatedParams(request_type="context_only", **(media or {}))
+
+
+def plain_logprobs(logprobs: Seq[TokenLogprob]) -> list[list[Any]]:
+    """Return the log probabilities of the first tokens without their bytes, which the other side knows too."""
+    return [[one.id, one.logprob, [[token, logprob] for token, _, logprob in one.top]] for one in logprobs]
+
+
+def first_logprobs(params: Mapping[str, Any] | None, token_bytes: Callable[[int], bytes]) -> list[TokenLogprob] | None:
+    """Return the log probabilities of the first tokens, None where they did not come or cannot be read."""
+    try:
+        return [
+            TokenLogprob(
+                int(token),
+                token_bytes(int(token)),
+                float(own),
+                [(int(one), token_bytes(int(one)), float(at)) for one, at in top],
+            )
+            for token, own, top in (params or {})[FIRST_LOGPROBS]
+        ]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def needs_own_first_token(sequence: Sequence, params: Mapping[str, Any] | None) -> str | None:
+    """Return why the first token of a sequence cannot be the context side's, or None."""
+    if sequence.guided:
+        return "guided"
+    if sequence.logprobs is not None and FIRST_LOGPROBS not in (params or {}):
+        return "logprobs"
+    if sequence.sampling.seed is not None and sequence.sampling.temperature > 0:
+        return "seed"
+    if sequence.sampling.min_tokens > 0:
+        return "min_tokens"
+    return None
+
+
+def _checked(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if params is None:
+        raise TransferFailed("a hand-over without parameters")
+    if params.get("engine") != ENGINE_KEY:
+        raise TransferFailed(f"the parameters are those of another engine ({params.get('engine')!r})")
+    for name, kind in _NEEDED.items():
+        if not isinstance(params.get(name), kind):
+            raise TransferFailed(f"{name} is {params.get(name)!r} in the parameters of the prefill side")
+    tokens = params["first_gen_tokens"]
+    if not tokens or not all(isinstance(token, int) for token in tokens):
+        raise TransferFailed(f"first_gen_tokens is {tokens!r} in the parameters of the prefill side")
+    return params
+
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 LOGITS = ("return_context_logits", "return_generation_logits")
@@ -186,9 +295,9 @@ def _prefilled(output: Output, completion: Any) -> Output | None:
     if reason is None:
         return None
     if reason in ("length", "stop", "not_finished") and params is not None and params.opaque_state is not None:
-        output.finish, output.handover = "length", handover.plain(params)
+        output.finish, output.handover = "length", plain(params)
         if output.logprobs:
-            output.handover[handover.FIRST_LOGPROBS] = handover.plain_logprobs(output.logprobs)
+            output.handover[FIRST_LOGPROBS] = plain_logprobs(output.logprobs)
     else:
         offered = "nothing" if params is None or params.opaque_state is None else "a state"
         message = f"TensorRT-LLM ended a prefill with {reason!r} and handed {offered} over"
@@ -227,3 +336,33 @@ def _logprob(token: int, position: Any, top: int, token_bytes: TokenBytes) -> To
         UNKNOWN_LOGPROB if own is None else float(own.logprob),
         [(int(other), token_bytes(other), float(entry.logprob)) for other, entry in best],
     )
+
+
+# Keeps the results of context-only requests while their blocks are on offer, because only by them can these be given up.
+
+
+class HeldPrefills:
+    """Results by sequence id, each for the engine's own time limit. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Any, asyncio.TimerHandle]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keep(self, sequence_id: str, result: Any, lease_s: float) -> None:
+        timer = asyncio.get_running_loop().call_later(lease_s, self._held.pop, sequence_id, None)
+        self._held[sequence_id] = (result, timer)
+
+    def release(self, sequence_id: str) -> None:
+        """Cancel a request whose blocks are on offer. Does nothing for an unknown one."""
+        held = self._held.pop(sequence_id, None)
+        if held is not None:
+            held[1].cancel()
+            with suppress(Exception):  # fetched meanwhile, or the engine is dying
+                held[0].abort()
+
+    def clear(self) -> None:
+        for _, timer in self._held.values():
+            timer.cancel()
+        self._held.clear()

@@ -32,15 +32,14 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, TransferFailed, UnsupportedByEngine
-from headrace.workers.health.process_guard import ProcessTree
-from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
-from headrace.workers.trtllm import convert, handover
-from headrace.workers.trtllm.encoder import media_fields
-from headrace.workers.trtllm.held_prefills import HeldPrefills
+from headrace.workers.kit import ADAPTER_OPERATIONS
+from headrace.workers.process_guard import ProcessTree
+from headrace.workers.trtllm import convert
+from headrace.workers.trtllm import convert as handover
+from headrace.workers.trtllm.convert import HeldPrefills
 from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
-from headrace.workers.trtllm.polling import keep_polling
-from headrace.workers.trtllm.start import Started, start_trtllm
-from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest
+from headrace.workers.trtllm.start import Started, keep_polling, start_trtllm
+from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest, media_fields
 
 _log = structlog.get_logger()
 

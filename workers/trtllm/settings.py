@@ -6,16 +6,175 @@ The operator's settings are passed on unchanged; a name that TensorRT-LLM does n
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib
 import os
-from collections.abc import Mapping, MutableMapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Role
-from headrace.workers.errors import EngineStartFailed
-from headrace.workers.lora_adapters import ADAPTERS_ARG
-from headrace.workers.trtllm.adapters import Adapter, lora_settings
-from headrace.workers.trtllm.logits import PROCESSORS_ARG
+from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.kit import ADAPTERS_ARG, check_plain_types, parsed_source, read_config, unknown_adapter
+
+# Knows a worker's LoRA adapters: those of its start (`adapters={"name": "folder", …}`), and those added while it serves.
+#
+# TensorRT-LLM has no call that loads or unloads an adapter: a request names it with a number and a folder, its weights are
+# read then, and the least recently used ones leave its caches. So an adapter is added by checking its folder, and removed by
+# no longer naming it; each load gets a new number, because weights are cached by it.
+
+LEAST_ROOM = 4  # adapters on the GPU; as many again in host memory
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter. `number` is the engine's id of it, from 1."""
+
+    name: str
+    folder: str
+    rank: int
+    number: int
+
+
+def read_adapter(name: str, folder: str, number: int) -> Adapter:
+    """Read an adapter from its folder. Raises EngineError if there is none."""
+    return Adapter(name, folder, read_config(name, folder).rank, number)
+
+
+def lora_settings(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
+    """Return the fields of TensorRT-LLM's `LoraConfig` with room for these adapters; empty without any."""
+    if not adapters:
+        return {}
+    room = max(LEAST_ROOM, len(adapters))
+    return {
+        "lora_dir": [adapter.folder for adapter in adapters.values()],  # tells which modules have adapters
+        "max_lora_rank": max(adapter.rank for adapter in adapters.values()),
+        "max_loras": room,
+        "max_cpu_loras": 2 * room,
+    }
+
+
+class Adapters:
+    """The adapters of a running engine. `most_rank`: the rank that it has room for, None = it was started without room."""
+
+    def __init__(self, api: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
+        self._api = api
+        self._there = dict(started_with)
+        self._most_rank = most_rank
+        self._last = len(self._there)
+        self.names_by_number: dict[int, str] = {one.number: one.name for one in self._there.values()}
+
+    @property
+    def changeable(self) -> bool:
+        return self._most_rank is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._there)
+
+    def load(self, name: str, folder: str) -> None:
+        """Add an adapter; does nothing if it is there from this folder. Raises UnsupportedByEngine, EngineError."""
+        if self._most_rank is None:
+            raise UnsupportedByEngine("this TensorRT-LLM was started without adapters, and so without room for one")
+        there = self._there.get(name)
+        if there is not None:
+            if there.folder == folder:
+                return
+            raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
+        adapter = read_adapter(name, folder, self._last + 1)
+        if adapter.rank > self._most_rank:
+            most = self._most_rank
+            raise EngineError(f"{name!r} has rank {adapter.rank}; this TensorRT-LLM was started with max_lora_rank={most}")
+        self._last += 1
+        self._there[name] = adapter
+        self.names_by_number[self._last] = name
+
+    def unload(self, name: str) -> None:
+        """Remove an adapter; does nothing if it is not there."""
+        self._there.pop(name, None)
+
+    def request_of(self, name: str | None) -> Any:
+        """Return TensorRT-LLM's request for an adapter, None for the model itself. Raises RequestInvalid if unknown."""
+        if name is None:
+            return None
+        adapter = self._there.get(name)
+        if adapter is None:
+            raise unknown_adapter(name, self._there)
+        return self._api.LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=adapter.folder)
+
+
+# Builds what changes a request's logits: a bias per token id, and logits processors that the operator has named.
+
+PROCESSORS_ARG = "logits_processors"
+
+
+def logit_bias(sampling: Sampling, vocab_size: int) -> NDArray[np.float32] | None:
+    """Return the bias of every token id, None where there is none. Raises RequestInvalid for an id out of range.
+
+    Only the ids of `allowed_token_ids` keep a finite one.
+    """
+    if not sampling.logit_bias and sampling.allowed_token_ids is None:
+        return None
+    for name, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids or ())):
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise RequestInvalid(f"{name} has token {token}; the vocabulary has {vocab_size}", param=name)
+    if sampling.allowed_token_ids is None:
+        bias = np.zeros(vocab_size, np.float32)
+    else:
+        bias = np.full(vocab_size, -np.inf, np.float32)
+        bias[sampling.allowed_token_ids] = 0.0
+    for token, value in sampling.logit_bias.items():
+        bias[token] += value
+    return bias
+
+
+class LogitsProcessors:
+    """The logits processors of an engine, by the name with which a request asks for one (`extra.logits_processors`)."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = dict(known)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> LogitsProcessors:
+        """Import the processors of the engine's settings, a map of names to `module:Class`. Raises EngineStartFailed."""
+        given = config.args.get(PROCESSORS_ARG) or {}
+        if not isinstance(given, Mapping):
+            raise EngineStartFailed(
+                f'{PROCESSORS_ARG} must be a map of names to classes, such as {{"calm": "mine:Calm"}}, got {given!r}'
+            )
+        known = {}
+        for name, place in given.items():
+            module, _, attribute = str(place).partition(":")
+            try:
+                made = getattr(importlib.import_module(module), attribute)
+                known[str(name)] = made() if isinstance(made, type) else made
+            except Exception as error:  # the operator's own code
+                raise EngineStartFailed(
+                    f"{PROCESSORS_ARG}: {name!r} cannot be made of {place!r}: {type(error).__name__}: {error}"
+                ) from error
+        return cls(known)
+
+    def chosen(self, extra: Mapping[str, Any]) -> list[Any] | None:
+        """Return the processors that a request asks for, in its order. Raises RequestInvalid for an unknown name."""
+        wanted = extra.get(PROCESSORS_ARG)
+        if wanted is None:
+            return None
+        if not isinstance(wanted, list):
+            raise RequestInvalid(f"{PROCESSORS_ARG} must be a list of names, got {wanted!r}", param=PROCESSORS_ARG)
+        for name in wanted:
+            if name not in self._known:
+                served = ", ".join(self._known) or "none"
+                raise RequestInvalid(f"this worker has no logits processor {name!r}; it has: {served}", param=PROCESSORS_ARG)
+        return [self._known[name] for name in wanted] or None
+
 
 OWN_ARGS = frozenset({ADAPTERS_ARG, PROCESSORS_ARG})
 EVENT_BUFFER = 16384  # KV events that the engine keeps until they are polled
@@ -121,3 +280,77 @@ def _kv_cache_config(api: Any, given: Any) -> Any:
     if not fields["enable_block_reuse"]:
         fields["event_buffer_max_size"] = 0  # there is nothing to tell
     return api.KvCacheConfig(**fields)
+
+
+# Checks names and plain types of an operator's TensorRT-LLM settings by its source: importing it takes long and needs CUDA.
+
+_SOURCE = Path("llmapi", "llm_args.py")
+_SETTINGS = "TorchLlmArgs"
+_MAPS = {"kv_cache_config": "KvCacheConfig", "cache_transceiver_config": "CacheTransceiverConfig"}  # given as maps
+_BOUNDED = re.compile(r"\b(?:Positive|NonNegative|Strict)(Int|Float)\b")  # pydantic's names of numbers with bounds
+
+Fields = dict[str, str]
+"""Name → annotation of the fields of a class."""
+
+
+def check_arguments(args: Mapping[str, Any]) -> None:
+    """Raise EngineStartFailed for a setting that TensorRT-LLM does not have, or whose plain type the value is not.
+
+    What cannot be said by the source alone passes: TensorRT-LLM decides about it when it starts.
+    """
+    classes = trtllm_settings() if args else {}
+    if not classes:
+        return
+    given = {name: value for name, value in args.items() if name not in OWN_ARGS}
+    check_names(given, frozenset(classes[_SETTINGS]))
+    check_plain_types("TensorRT-LLM", given, classes[_SETTINGS])
+    for name, of in _MAPS.items():
+        fields, value = classes.get(of), given.get(name)
+        if fields and isinstance(value, Mapping):
+            _check_map(name, value, fields)
+
+
+def _check_map(name: str, given: Mapping[str, Any], fields: Fields) -> None:
+    for field in given:
+        if field not in fields:
+            close = difflib.get_close_matches(field.replace("-", "_"), fields, n=3, cutoff=0.6)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise EngineStartFailed(f"{name} of TensorRT-LLM has no field {field!r}{hint}")
+    check_plain_types(f"TensorRT-LLM's {name}", given, fields)
+
+
+def trtllm_settings(package: Path | None = None) -> dict[str, Fields]:
+    """Return the settings of the TensorRT-LLM in the folder `package`, by default the one that is installed, by class.
+
+    Empty where there is none, or where its source is not as expected.
+    """
+    tree = parsed_source("tensorrt_llm", _SOURCE, package)
+    if tree is None:
+        return {}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = {name: _fields(name, classes) for name in (_SETTINGS, *_MAPS.values())}
+    return found if "max_batch_size" in found[_SETTINGS] else {}
+
+
+def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Fields:
+    """Return the fields of a class and of its bases, as far as the same file has them."""
+    node = classes.get(name)
+    if node is None:
+        return {}
+    fields: Fields = {}
+    others = {other: one for other, one in classes.items() if other != name}  # no class is its own base
+    for base in node.bases:
+        fields |= _fields(ast.unparse(base), others)
+    for field in _annotated(node.body):
+        annotation = ast.unparse(field.annotation)
+        if isinstance(field.target, ast.Name) and not annotation.startswith("ClassVar"):
+            fields[field.target.id] = _BOUNDED.sub(lambda match: match[1].lower(), annotation)
+    return fields
+
+
+def _annotated(body: Iterable[ast.stmt]) -> Iterator[ast.AnnAssign]:
+    for part in body:
+        if isinstance(part, ast.AnnAssign):
+            yield part
+        elif isinstance(part, ast.If):  # fields of some versions or platforms
+            yield from _annotated([*part.body, *part.orelse])

@@ -7,26 +7,351 @@ request, so one of one token is made here.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import structlog
+
 from headrace.workers.blocking import run_in_thread
-from headrace.workers.engine import EngineConfig, EngineInfo, Role
+from headrace.workers.engine import EngineConfig, EngineInfo, Load, Role, several
 from headrace.workers.errors import EngineStartFailed, WorkerError
-from headrace.workers.lora_adapters import adapters_of
-from headrace.workers.text.tokens import token_table
-from headrace.workers.trtllm.adapters import Adapters, read_adapter
+from headrace.workers.kit import adapters_of
+from headrace.workers.tokens import token_table
+from headrace.workers.trtllm.contract import Installed, load_installed
 from headrace.workers.trtllm.convert import Model
-from headrace.workers.trtllm.installed_check import Installed, load_installed
 from headrace.workers.trtllm.kv_feed import KvFeeds
-from headrace.workers.trtllm.launch import attention_ranks, check_launch, shared_by
-from headrace.workers.trtllm.load_meter import LoadMeter
-from headrace.workers.trtllm.logits import LogitsProcessors
-from headrace.workers.trtllm.model_files import ModelFacts, local_folder, read_model
-from headrace.workers.trtllm.polling import poll_once
-from headrace.workers.trtllm.settings import engine_args, handover_word, lease_s, prepare_environment, roles_of
+from headrace.workers.trtllm.settings import (
+    Adapters,
+    LogitsProcessors,
+    engine_args,
+    handover_word,
+    lease_s,
+    prepare_environment,
+    read_adapter,
+    roles_of,
+)
+
+# Checks that an engine of several GPUs is started in the way that TensorRT-LLM needs.
+#
+# On one node it starts a process per GPU by itself. Over several nodes, `trtllm-llmapi-launch` starts one task per GPU by MPI
+# or Slurm: the task of rank 0 runs the worker, with the variables below; all others run TensorRT-LLM's own processes and
+# never become workers of Headrace.
+
+SPAWNED = "TLLM_SPAWN_PROXY_PROCESS"
+ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
+SIZE = "tllm_mpi_size"
+LAUNCHER = "trtllm-llmapi-launch"
+_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID")  # in the order in which the launcher reads them
+
+
+def world_size(args: Mapping[str, Any]) -> int:
+    """Return the number of GPUs, and so of processes, that these settings ask for."""
+    size = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        size *= int(args.get(name) or 1)
+    return size
+
+
+def attention_ranks(args: Mapping[str, Any]) -> int:
+    """Return the number of attention data-parallel ranks, each with a KV cache of its own."""
+    return int(args.get("tensor_parallel_size") or 1) if args.get("enable_attention_dp") else 1
+
+
+def shared_by(args: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ranks that share the model, by kind."""
+    kinds = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "expert": "moe_expert"}
+    return several(**{kind: int(args.get(f"{name}_parallel_size") or 1) for kind, name in kinds.items()})
+
+
+def launch_command(world: int, *worker: str) -> tuple[str, ...]:
+    """Return the command that starts a worker over several nodes by Slurm."""
+    return ("srun", "--mpi=pmix", f"--ntasks={world}", LAUNCHER, "headrace", "worker", "--engine", "trtllm", *worker)
+
+
+def check_launch(args: Mapping[str, Any], environ: Mapping[str, str], *, gpus: int | None) -> None:
+    """Raise EngineStartFailed where this process cannot start the ranks that its settings ask for.
+
+    `gpus`: those of this machine, None where that is not known.
+    """
+    world = world_size(args)
+    if world == 1:
+        return
+    if environ.get(SPAWNED) == "1":
+        tasks = environ.get(SIZE, "")
+        if tasks.isdigit() and int(tasks) != world:
+            raise EngineStartFailed(
+                f"{LAUNCHER} runs {tasks} tasks, and these settings ask for {world} ranks "
+                "(tensor × pipeline × context parallel)"
+            )
+        if not environ.get(ADDRESS):
+            raise EngineStartFailed(f"{SPAWNED} is set and {ADDRESS} is not: start the worker by {LAUNCHER}")
+        return
+    rank = next((environ[name] for name in _RANKS if environ.get(name)), "0")
+    if rank != "0":
+        raise EngineStartFailed(
+            f"this is task {rank} of an MPI job, and only rank 0 of an engine is a worker; start it so: "
+            + " ".join(launch_command(world))
+        )
+    if gpus is not None and gpus < world:
+        raise EngineStartFailed(
+            f"these settings ask for {world} GPUs and this machine has {gpus}; over several machines start it so: "
+            + " ".join(launch_command(world))
+        )
+
+
+# Makes load reports from the iteration statistics that TensorRT-LLM reports.
+#
+# A row is `{"numActiveRequests", "numQueuedRequests", "iterLatencyMS", "kvCacheStats": {"maxNumBlocks", "usedNumBlocks", …},
+# "inflightBatchingStats": {"numCtxTokens", "numContextRequests", "numGenRequests", …}, "attentionDpRank"?}`; with attention
+# data parallelism 1.3 makes one per rank, and 1.2 makes those of rank 0 alone, which are taken for the others too.
+# `kvCacheStats` may be null.
+
+FRESH_S = 1.0  # older statistics say nothing about what runs now
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """The last iteration of a rank."""
+
+    active: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    used: int = 0
+    step_s: float = 0.0
+    prefill_tokens: int = 0
+    decodes: int = 0
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> RankRow:
+        cache = row.get("kvCacheStats") or {}
+        batch = row.get("inflightBatchingStats") or {}
+        return cls(
+            active=int(row.get("numActiveRequests") or 0),
+            waiting=int(row.get("numQueuedRequests") or 0),
+            blocks=int(cache.get("maxNumBlocks") or 0),
+            used=int(cache.get("usedNumBlocks") or 0),
+            step_s=float(row.get("iterLatencyMS") or 0.0) / 1000,
+            prefill_tokens=int(batch.get("numCtxTokens") or 0),
+            decodes=int(batch.get("numGenRequests") or 0),
+        )
+
+
+class LoadMeter:
+    """The last statistics of each rank, and the prompts that have no token yet."""
+
+    def __init__(self, ranks: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ranks = ranks
+        self._clock = clock
+        self._rows: dict[int, RankRow] = {}
+        self._at = float("-inf")
+        self._queue: dict[str, tuple[int | None, int]] = {}  # sequence without a token → its rank, prompt tokens to be computed
+        self._queued: Counter[int | None] = Counter()  # these tokens by rank; None: the engine chooses the rank
+
+    @property
+    def blocks(self) -> int:
+        """Return the blocks of all ranks, 0 while no statistics have told them."""
+        return sum(row.blocks for row in self._rows.values())
+
+    def note(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record statistics in the order in which they were polled."""
+        for row in rows:
+            number = row.get("attentionDpRank")
+            self._rows |= dict.fromkeys(range(self._ranks) if number is None else (int(number),), RankRow.read(row))
+            self._at = self._clock()
+
+    def queued(self, sequence_id: str, tokens: int, *, rank: int | None = None) -> None:
+        """Record a submitted sequence of which `tokens` are to be computed."""
+        self._queue[sequence_id] = rank, max(0, tokens)
+        self._queued[rank] += max(0, tokens)
+
+    def gone(self, sequence_id: str) -> None:
+        """Record that a sequence has its first token, or has ended."""
+        rank, tokens = self._queue.pop(sequence_id, (None, 0))
+        self._queued[rank] -= tokens
+
+    def read(self, *, mine: int, blocks: int, slots: int) -> Load:
+        """Return the load. `mine` is the number of sequences in the engine; the statistics of an idle one are stale."""
+        if mine == 0:
+            return self._idle(blocks)
+        rows = self._rows.values()
+        fresh = self._clock() - self._at <= FRESH_S
+        active = sum(row.active for row in rows) if fresh else slots
+        running = min(active, mine)
+        return Load(
+            running=running,
+            waiting=mine - running,
+            blocks_used=sum(row.used for row in rows),
+            blocks_total=blocks,
+            queued_prefill_tokens=self._queued.total(),
+            step_s=max((row.step_s for row in rows), default=0.0),
+            step_prefill_tokens=sum(row.prefill_tokens for row in rows),
+            step_decodes=sum(row.decodes for row in rows),
+            ranks=tuple(self._rank(rank, blocks // self._ranks) for rank in range(self._ranks)) if self._ranks > 1 else (),
+        )
+
+    def _idle(self, blocks: int) -> Load:
+        """Return the load of an engine without sequences."""
+        part = Load(blocks_total=blocks // self._ranks)
+        return Load(blocks_total=blocks, ranks=(part,) * self._ranks if self._ranks > 1 else ())
+
+    def _rank(self, rank: int, blocks: int) -> Load:
+        """Return the load of a rank by its last statistics. Prompts without a rank are shared out evenly."""
+        row = self._rows.get(rank, RankRow())
+        return Load(
+            running=row.active,
+            waiting=row.waiting,
+            blocks_used=row.used,
+            blocks_total=blocks,
+            queued_prefill_tokens=self._queued[rank] + self._queued[None] // self._ranks,
+            step_s=row.step_s,
+            step_prefill_tokens=row.prefill_tokens,
+            step_decodes=row.decodes,
+        )
+
+
+# Reads from a model's folder what TensorRT-LLM does not tell: context length, vocabulary and end tokens.
+
+_LENGTHS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "model_max_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The facts that the files of a model tell."""
+
+    folder: Path
+    context_length: int | None
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    chat: bool  # there is a chat template
+    default_sampling: dict[str, Any]
+
+
+def local_folder(model: str) -> Path:
+    """Return the model's folder; a Hugging Face id is downloaded first. Blocks. Raises EngineStartFailed."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model))
+    except Exception as error:  # the hub's errors are many
+        raise EngineStartFailed(f"the model {model!r} is no folder, and the hub did not give it: {error}") from error
+
+
+def read_model(folder: Path) -> ModelFacts:
+    """Read a model's configuration. Raises EngineStartFailed for a missing or damaged one."""
+    config = _json(folder / "config.json", needed=True)
+    if not (folder / "tokenizer.json").is_file():
+        raise EngineStartFailed(f"{folder} has no tokenizer.json; Headrace needs a tokenizer in that form")
+    inner = config.get("text_config")
+    text: dict[str, Any] = inner if isinstance(inner, dict) else {}
+    generation = _json(folder / "generation_config.json")
+    vocab = config.get("vocab_size", text.get("vocab_size"))
+    if not isinstance(vocab, int):
+        raise EngineStartFailed(f"{folder / 'config.json'} has no vocab_size")
+    lengths = [value for name in _LENGTHS for value in (config.get(name), text.get(name)) if isinstance(value, int)]
+    tokenizer = _json(folder / "tokenizer_config.json")
+    eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id", text.get("eos_token_id")))]
+    if not eos:
+        eos = _named_token(folder, tokenizer.get("eos_token"))
+    return ModelFacts(
+        folder=folder,
+        context_length=lengths[0] if lengths else None,
+        vocab_size=vocab,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        chat=(folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer,
+        default_sampling={
+            name: generation[name]
+            for name in ("temperature", "top_p", "top_k")
+            if isinstance(generation.get(name), int | float)
+        },
+    )
+
+
+def _json(path: Path, *, needed: bool = False) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        if needed:
+            raise EngineStartFailed(f"cannot read {path}: {error.strerror}") from None
+        return {}
+    except ValueError as error:
+        raise EngineStartFailed(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise EngineStartFailed(f"{path} is not an object")
+    return found
+
+
+def _ids(value: Any) -> list[int]:
+    found = value if isinstance(value, list) else [value]
+    return [one for one in found if isinstance(one, int) and not isinstance(one, bool)]
+
+
+def _named_token(folder: Path, name: Any) -> list[int]:
+    """Return the id of an added token by its text."""
+    text = name.get("content") if isinstance(name, dict) else name
+    added = _json(folder / "tokenizer.json").get("added_tokens") or ()
+    return [one["id"] for one in added if one.get("content") == text]
+
+
+# Polls what TensorRT-LLM reports only when it is asked: KV events and statistics of its iterations.
+#
+# Its iterators end when nothing came for `timeout` seconds, and in 1.2 one that has ended stays so until the next request is
+# submitted, or until `mark_undone` is called. Before the first request there is nothing to poll at all.
+
+_log = structlog.get_logger()
+
+WAIT_S = 0.005  # how long an iterator waits for the next item
+BUSY_S = 0.01  # between two polls while they bring something, or while requests run
+IDLE_S = 0.1  # between two polls of an engine without requests
+MOST_AT_ONCE = 4096
+_EMPTY = (asyncio.QueueEmpty, IndexError, TimeoutError)  # what versions raise in place of ending the iteration
+
+
+async def poll_once(ask: Callable[..., Any], *, wait_s: float = WAIT_S) -> list[Mapping[str, Any]]:
+    """Return the items that are there now. `ask` is a method of the engine that returns an async iterator."""
+    found: list[Mapping[str, Any]] = []
+    try:
+        results = ask(timeout=wait_s)
+    except AssertionError:  # nothing was submitted yet
+        return found
+    if (undone := getattr(results, "mark_undone", None)) is not None:
+        undone()
+    try:
+        async for item in results:
+            found += item if isinstance(item, list) else [item]
+            if len(found) >= MOST_AT_ONCE:
+                break
+    except _EMPTY:
+        return found
+    return found
+
+
+async def keep_polling(
+    ask: Callable[..., Any], use: Callable[[list[Mapping[str, Any]]], None], busy: Callable[[], bool], *, what: str
+) -> None:
+    """Poll until cancelled and hand over what comes. A poll that fails is logged, and tried again later."""
+    failures = 0
+    while True:
+        try:
+            found = await poll_once(ask)
+            failures = 0
+        except Exception as error:  # the engine is dying, or its own queue is broken
+            failures += 1
+            if failures == 1:
+                _log.warning("engine.poll_failed", engine="trtllm", what=what, error=repr(error))
+            found = []
+        if found:
+            use([item for item in found if item])
+        await asyncio.sleep(IDLE_S if failures or not (found or busy()) else BUSY_S)
+
 
 FALLBACK_LENGTH = 4096  # of a model whose configuration says nothing
 _TOLD_WITHIN_S = 10.0  # until the engine has told its number of blocks

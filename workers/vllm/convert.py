@@ -5,20 +5,21 @@ vLLM is imported inside the functions that build its objects, so that the other 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
-from headrace.broker.messages import TokenLogprob
-from headrace.workers.engine import Fault, Output, Sequence
-from headrace.workers.errors import RequestInvalid
-from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.vllm.transfer import transfer_params
+from headrace.broker.messages.frames import TokenLogprob
+from headrace.workers.engine import Fault, Output, Sequence, StoredTensor
+from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid
+from headrace.workers.vllm import transfer_connector
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 
 _GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 _NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
-_TRANSFER_EXTRA = (transfer_params.PARAMS, "ec_transfer_params")
+_TRANSFER_EXTRA = (transfer_connector.PARAMS, "ec_transfer_params")
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -82,7 +83,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
             temperature=0.0,
             max_tokens=1,
             ignore_eos=True,
-            extra_args={transfer_params.PARAMS: transfer},
+            extra_args={transfer_connector.PARAMS: transfer},
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,
@@ -91,7 +92,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
     native = {name: sequence.extra[name] for name in _NATIVE_EXTRA if name in sequence.extra}
     opaque = {name: value for name, value in sequence.extra.items() if name not in native}
     if transfer is not None:
-        opaque[transfer_params.PARAMS] = transfer
+        opaque[transfer_connector.PARAMS] = transfer
     try:
         return SamplingParams(
             temperature=sampling.temperature,
@@ -224,7 +225,7 @@ def _prefilled(output: Output, result: Any) -> Output:
         return output
     if reason in ("length", "stop") and params:
         output.finish = "length"
-        output.handover = transfer_params.plain(params)
+        output.handover = transfer_connector.plain(params)
     elif reason == "abort":
         output.finish = "abort"
     else:
@@ -249,3 +250,47 @@ def _logprob(token: int, position: Any, top: int, token_bytes: TokenBytes, *, ra
     best = sorted((entry for entry in position.items() if entry[1].rank is not None), key=lambda entry: entry[1].rank)[:top]
     alternatives = [(int(other), token_bytes(other), float(entry.logprob)) for other, entry in best]
     return TokenLogprob(token, token_bytes(token), float(position[token].logprob), alternatives, rank)
+
+
+# The death of vLLM's engine core: noticed by polling or by a failed call, declared once, with its reason.
+
+CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
+_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
+
+
+class CoreDeath:
+    """Keeps the reason of a core's death. `on_death` is called with it, once. Used on the event loop only."""
+
+    def __init__(self, on_death: Callable[[str], None]) -> None:
+        self.reason: str | None = None
+        self._on_death = on_death
+        self._known = asyncio.Event()
+
+    def declare(self, reason: str = CORE_GONE) -> None:
+        """Note that the core is dead. Of several reasons the first one counts."""
+        if self.reason is None:
+            self.reason = reason
+            self._known.set()
+            self._on_death(reason)
+
+    async def wait(self, has_died: Callable[[], bool]) -> str:
+        """Return the reason once the core is dead. `has_died` is asked every 0.2 s."""
+        while self.reason is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._known.wait()
+            if has_died():
+                self.declare()
+        return self.reason
+
+    def translate(self, error: BaseException) -> BaseException:
+        """Return an exception of vLLM as one of ours; others are returned as they are. One that means death declares it."""
+        from vllm.exceptions import GracefulHTTPError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if isinstance(error, EngineDeadError):
+            self.declare()
+            return EngineDead(CORE_GONE)
+        if isinstance(error, GracefulHTTPError):
+            return EngineOverloaded(str(error))
+        return translate_invalid(error) or error

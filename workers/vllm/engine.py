@@ -32,29 +32,22 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine, WorkerError
-from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.kit import ADAPTER_OPERATIONS
 from headrace.workers.kv.zmq_listener import ZmqKvListener
-from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
-from headrace.workers.text.tokens import token_table
+from headrace.workers.process_guard import ProcessTree
+from headrace.workers.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.adapters import Adapters
-from headrace.workers.vllm.core_death import CORE_GONE, CoreDeath
-from headrace.workers.vllm.embeddings.item_folder import LentItems
-from headrace.workers.vllm.embeddings.settings import hands_over_embeddings
-from headrace.workers.vllm.kv_listener import KvListener
-from headrace.workers.vllm.load_meter import LoadMeter
-from headrace.workers.vllm.media import MediaReader
-from headrace.workers.vllm.media_support import MediaSupport
+from headrace.workers.vllm.convert import CORE_GONE, CoreDeath
+from headrace.workers.vllm.embeddings import LentItems, hands_over_embeddings
+from headrace.workers.vllm.events import KvListener
+from headrace.workers.vllm.kv_transfer import VllmKvTransfer
+from headrace.workers.vllm.load_meter import DeltaHandlers, EngineRequest, LoadMeter, StatsLog, StepBatcher
+from headrace.workers.vllm.media import MediaReader, MediaSupport, Prompts
 from headrace.workers.vllm.node_part import NodePart, follows, start_part
 from headrace.workers.vllm.operations import VllmOperations
 from headrace.workers.vllm.pooling import VllmPooling
-from headrace.workers.vllm.prompts import Prompts
-from headrace.workers.vllm.settings import external_rank, kv_events_wanted, ranks
-from headrace.workers.vllm.socket_dir import SocketFolder
-from headrace.workers.vllm.start import Started, start_vllm
-from headrace.workers.vllm.stats_log import StatsLog
-from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
-from headrace.workers.vllm.transfer.kv_transfer import VllmKvTransfer
+from headrace.workers.vllm.settings import Adapters, external_rank, kv_events_wanted, ranks
+from headrace.workers.vllm.start import SocketFolder, Started, start_vllm
 
 _log = structlog.get_logger()
 

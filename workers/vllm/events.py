@@ -15,14 +15,16 @@ known from the device, where every block is first or comes to when it is used ag
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
 
 from headrace.workers.engine import KvEvent, Tier
-from headrace.workers.kv.event_batches import BatchReader, tier_of
-from headrace.workers.vllm.adapters import public_name
+from headrace.workers.kv.feed import BatchReader, tier_of
+from headrace.workers.kv.zmq_listener import KEPT_STEPS, RankListeners, ZmqKvListener
+from headrace.workers.vllm.settings import public_name
 
 TIER_OF: dict[str, Tier] = {
     "GPU": "device",  # a CPU engine's own memory too
@@ -136,3 +138,29 @@ def media_digest(identifier: str) -> int:
             pass
     digest: int = xxhash.xxh3_64_intdigest(identifier.encode())
     return digest
+
+
+# Describes to vLLM the sockets on which the worker listens to its KV events.
+
+
+class KvListener(RankListeners):
+    """Listens to vLLM's KV events. Create it before vLLM starts, with `config()`."""
+
+    def __init__(self, folder: Path, *, ranks: int = 1, first: int = 0) -> None:
+        """`first`: the number of this engine's first rank among those of other engines, from which vLLM counts its ports."""
+        super().__init__(folder, engine="vLLM", read_batch=read_batch, ranks=first + ranks)
+        self._first = first
+
+    def __getitem__(self, rank: int) -> ZmqKvListener:
+        return super().__getitem__(self._first + rank)
+
+    def config(self) -> dict[str, Any]:
+        """Return vLLM's `kv_events_config`."""
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "buffer_steps": KEPT_STEPS,
+            "topic": self.topic,
+        }

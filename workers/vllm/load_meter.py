@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.workers.engine import Load
+import structlog
+
+from headrace.workers.engine import EngineSteps, Fault, Load, Output, Sequence, Sink
 
 
 @dataclass(slots=True)
@@ -151,3 +155,142 @@ class LoadMeter:
                 """Log nothing: the worker logs its own start."""
 
         return StepListener
+
+
+# Decides what vLLM does with its own statistics: Prometheus series beside ours, and log lines where they are asked for.
+
+LOG_EVERY_S = 10.0
+
+
+def shows_metrics(args: Mapping[str, Any]) -> bool:
+    """Return whether vLLM's series are on `/metrics`: unless `disable_log_stats=true` was given, which means both in vLLM."""
+    return args.get("disable_log_stats") is not True
+
+
+def no_prometheus() -> Any:
+    """Return the stat logger that takes the place of vLLM's for Prometheus, which vLLM adds by itself, and shows nothing."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is untyped to us
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            """Register nothing."""
+            self.engine_indexes = engine_indexes or [0]
+
+        def record(self, *_stats: Any, **_more: Any) -> None:
+            """Show nothing."""
+
+        def log_engine_initialized(self) -> None:
+            """Show nothing."""
+
+        def record_sleep_state(self, *_state: Any, **_more: Any) -> None:
+            """Show nothing."""
+
+    return NoPrometheus
+
+
+class StatsLog:
+    """Has vLLM write its log lines of statistics, which it does when it is told to, until closed."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._timer = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)
+
+    def _write(self) -> None:
+        if self._llm.logger_manager is not None:
+            self._llm.logger_manager.log()
+        self._timer = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._timer.cancel()
+
+
+# Batches the deltas of an engine step for many sequences into one call of the sink.
+#
+# vLLM puts each request's delta into that request's own collector, all of a step without yielding to the event loop, and of
+# several steps where that was late. They are taken there instead of waking a task per request: the first delta schedules the
+# call of the sink, which finds them all.
+
+_log = structlog.get_logger()
+
+
+class EngineRequest:
+    """A sequence inside the engine; `request_id` is vLLM's id of it, `started` whether it has had an output.
+
+    `token_ids` is its prompt as vLLM has it, with what an earlier run had emitted; `prompt_tokens` is known of media only.
+    """
+
+    __slots__ = ("closed", "prompt_tokens", "request_id", "sequence", "started", "token_ids")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.request_id = sequence.id
+        self.token_ids = sequence.token_ids
+        self.prompt_tokens: int | None = None
+        self.started = False
+        self.closed = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHandlers:
+    """The engine's handlers for deltas: conversion, vLLM's exceptions, and the end of a sequence by its id."""
+
+    convert: Callable[[EngineRequest, Any], Output]
+    on_error: Callable[[EngineRequest, Exception], Output | None]
+    on_end: Callable[[str], None]
+
+
+class StepBatcher:
+    """Turns deltas into one sink call per engine step. Used on the event loop only."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        handlers: DeltaHandlers,
+    ) -> None:
+        self._steps = EngineSteps(sink)
+        self._convert = handlers.convert
+        self._on_error = handlers.on_error
+        self._on_end = handlers.on_end
+
+    def attach(self, collector: Any, run: EngineRequest) -> None:
+        """Take what is in vLLM's `collector` now and everything put into it from now on."""
+
+        def put(item: Any) -> None:
+            self.take(run, item)
+
+        try:
+            early = collector.get_nowait()
+        except Exception as error:
+            early = error
+        collector.put = put
+        if early is not None:
+            self.take(run, early)
+
+    def take(self, run: EngineRequest, item: Any) -> None:
+        """Add one delta, or the exception vLLM ended this request with."""
+        if run.closed:
+            return
+        if isinstance(item, Exception):
+            output = self._on_error(run, item)
+        else:
+            output = self._converted(run, item)
+            run.started = True
+        if output is None or output.finish is not None or output.fault is not None:
+            run.closed = True
+            self._on_end(run.sequence.id)
+        if output is not None:
+            self._steps.add(output)
+
+    def _converted(self, run: EngineRequest, item: Any) -> Output:
+        try:
+            return self._convert(run, item)
+        except Exception as error:
+            # This runs inside vLLM's output loop, where an exception would end the engine for all requests.
+            _log.exception("engine.output_unreadable", sequence=run.sequence.id)
+            message = f"vLLM's output cannot be read: {error!r}"
+            return Output(run.sequence.id, [], fault=Fault("engine_error", message, retriable=False))
+
+    def drop(self, ids: frozenset[str]) -> None:
+        """Drop the batched outputs of these sequences, so that none of them reaches the sink any more."""
+        self._steps.drop(ids)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,10 +27,136 @@ import structlog
 from headrace.broker.models.cards import MediaSlot
 from headrace.workers import metrics
 from headrace.workers.engine import Sequence
-from headrace.workers.errors import RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.vllm.media_support import MediaSupport, missing_decoder
+from headrace.workers.errors import EngineError, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.vllm import convert
+from headrace.workers.vllm.embeddings import LentItems
+from headrace.workers.vllm.load_meter import EngineRequest
+
+# Finds out which media a started vLLM accepts and which tokens they become, for the model's card.
+#
+# Only vLLM knows how many tokens an item becomes: that depends on the model family and often on the item's size. So a
+# placeholder and images of several sizes are put through vLLM's own processor; if the result is always the same, the card has
+# it, and an ingress can compute the block hashes of such a prompt.
 
 _log = structlog.get_logger()
+
+KINDS = ("image", "video", "audio")
+SAMPLE_TOKENS = 4096  # most tokens, roughly, of a sample video or sound
+SIZES = ((336, 336), (448, 224), (1344, 896), (96, 640))  # pixels: small and large, upright and lying
+_DECODERS = {"video": ("cv2", "torchcodec"), "audio": ("torchcodec", "soundfile", "av")}  # any of them will do
+_FROM = {"cv2": "opencv-python-headless"}  # the package, where it has another name than the module
+
+
+class NotOffered(Exception):
+    """A kind of media cannot be served; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSupport:
+    """The accepted kinds of media, and the kinds that the model accepts but the worker does not, with the reasons."""
+
+    slots: Mapping[str, MediaSlot] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_MEDIA = MediaSupport()
+
+
+async def offered_media(llm: Any) -> MediaSupport:
+    """Try the processor of a started `AsyncLLM`. Kinds that only the model accepts are logged with the reason."""
+    renderer, model = llm.renderer, llm.model_config
+    processor = renderer.mm_processor
+    if processor is None:
+        return NO_MEDIA
+    slots: dict[str, MediaSlot] = {}
+    left_out: dict[str, str] = {}
+    for kind in KINDS:
+        if not processor.info.allowed_mm_limits.get(kind, 0):
+            continue
+        try:
+            slots[kind] = await _slot(llm, kind)
+        except NotOffered as why:
+            left_out[kind] = str(why)
+            _log.warning("media.left_out", model=model.model, kind=kind, why=str(why))
+    cache = getattr(renderer, "_mm_processor_only_cache", None)  # it holds what was tried out
+    if cache is not None:
+        cache.clear_cache()
+    return MediaSupport(slots, left_out)
+
+
+def missing_decoder(kind: str) -> str | None:
+    """Return what to install to decode items of this kind, or None if nothing is missing."""
+    modules = _DECODERS.get(kind, ())
+    if not modules or any(find_spec(module) is not None for module in modules):
+        return None
+    return f"no decoder is installed; one of {', '.join(_FROM.get(module, module) for module in modules)} is needed"
+
+
+async def _slot(llm: Any, kind: str) -> MediaSlot:
+    """Build the card's entry for a kind. Raises NotOffered."""
+    if llm.model_config.is_encoder_decoder:
+        raise NotOffered("models with an encoder for prompts are not served with media")
+    if (missing := missing_decoder(kind)) is not None:
+        raise NotOffered(missing)
+    text = _placeholder(llm, kind)
+    given = llm.renderer.get_tokenizer().encode(text, add_special_tokens=False)
+    expansions = []
+    for item in _samples(llm, kind):
+        try:
+            made = await _rendered(llm, given, kind, item)
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise NotOffered(f"vLLM's processor refuses a sample of it: {type(cause).__name__}: {str(cause)[:300]}") from error
+        expansions.append(expansion(given, made, kind))
+    token, first = expansions[0]
+    if kind != "image" or any(other != (token, first) for other in expansions):
+        return MediaSlot(text, token)
+    return MediaSlot(text, token, len(first), [] if set(first) == {token} else first)
+
+
+def _placeholder(llm: Any, kind: str) -> str:
+    """Return the text that vLLM's server writes for an item if the template does not. Raises NotOffered."""
+    from vllm.model_executor.model_loader import get_model_cls
+
+    try:
+        text = get_model_cls(llm.model_config).get_placeholder_str(kind, 1)
+    except Exception as error:
+        raise NotOffered(f"vLLM has no placeholder for it: {error}") from error
+    if not text:
+        raise NotOffered("vLLM puts it in front of the prompt, at no place that a message could have it")
+    return str(text)
+
+
+def _samples(llm: Any, kind: str) -> list[Any]:
+    if kind == "image":
+        from PIL import Image
+
+        return [Image.new("RGB", size, (90, 120, 150)) for size in SIZES]
+    processor = llm.renderer.mm_processor
+    made = processor.dummy_inputs.get_dummy_mm_data(min(llm.model_config.max_model_len, SAMPLE_TOKENS), {kind: 1}, {})
+    items = made[kind]
+    return [items[0] if isinstance(items, list) else items]
+
+
+async def _rendered(llm: Any, ids: list[int], kind: str, item: Any) -> Any:
+    prompt = {"prompt_token_ids": ids, "multi_modal_data": {kind: [item]}}
+    (made,) = await llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+    return made
+
+
+def expansion(given: list[int], made: Mapping[str, Any], kind: str) -> tuple[int, list[int]]:
+    """Return (the placeholder's token, its replacement). Raises NotOffered unless exactly one token was replaced."""
+    places, ids = made["mm_placeholders"].get(kind) or [], list(made["prompt_token_ids"])
+    if len(places) != 1:
+        raise NotOffered(f"one item has {len(places)} places in the prompt")
+    begin, end = places[0].offset, places[0].offset + places[0].length
+    replaced = len(given) - (len(ids) - places[0].length)
+    if replaced != 1 or ids[:begin] != given[:begin] or ids[end:] != given[begin + 1 :]:
+        raise NotOffered(f"its placeholder is not one token: {given} becomes {ids[:begin]} … {ids[end:]}")
+    if given.count(given[begin]) != 1:
+        raise NotOffered(f"token {given[begin]} stands more than once in its placeholder {given}")
+    return given[begin], ids[begin:end]
+
 
 DECODERS = 2  # threads
 _TOLD = 300  # characters of an engine's complaint that are passed on
@@ -258,3 +386,73 @@ def check_pixels(items: Seq[Item], *, most: int) -> None:
         if left < 0:
             told = f"with this image of {width} × {height} the request has more than {most} pixels in images"
             raise RequestInvalid(f"{item.param}: {told}", param=item.param)
+
+
+# Builds the prompts of an engine's requests, and keeps what encode workers have made of their media while they need it.
+
+
+class Prompts:
+    """The prompts of one engine. Without `reader` the model takes no media, without `lent` no embeddings are passed."""
+
+    def __init__(self, llm: Any, reader: MediaReader | None, lent: LentItems | None, *, embeds: bool) -> None:
+        """`embeds`: whether prompts may be given as embeddings."""
+        self._llm = llm
+        self._embeds = embeds
+        self._reader = reader
+        self._lent = lent
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    async def prompt(self, run: EngineRequest) -> Any:
+        """Build vLLM's prompt of a request. Raises RequestInvalid, UnsupportedByEngine."""
+        sequence = run.sequence
+        if sequence.media:
+            return await self._with_media(run)
+        if sequence.prompt_embeds is None:
+            return convert.to_prompt(sequence)
+        if not self._embeds:
+            raise UnsupportedByEngine("this vLLM was started without enable_prompt_embeds", param="prompt_embeds")
+        return await asyncio.to_thread(convert.to_prompt, sequence, self._llm.model_config)
+
+    async def _with_media(self, run: EngineRequest) -> Any:
+        if self._reader is None:
+            raise UnsupportedByEngine("this model takes no media, only text", param="messages")
+        sequence = run.sequence
+        made = await self._reader.prompt(sequence)
+        run.token_ids, run.prompt_tokens = made.token_ids, made.tokens
+        if self._lent is not None and sequence.embeddings:
+            names = [item.name for item in items_of(sequence)]
+            records = {names[number]: record for number, record in sequence.embeddings.items() if number < len(names)}
+            try:
+                self._lent.lend(sequence.id, records)  # files in memory or a cache of the kernel
+            except OSError as error:
+                _log.warning("media.not_lent", sequence=sequence.id, error=str(error))  # the engine encodes them
+        return made.given
+
+    def forget(self, run: EngineRequest) -> None:
+        """Drop the items of a request from vLLM's cache: vLLM has processed them, but its core may not have got them."""
+        self.ended(run.sequence.id)
+        if self._reader is not None and run.prompt_tokens is not None:
+            self._reader.forget(run.sequence)
+
+    def ended(self, sequence_id: str) -> None:
+        """Remove what was there for this sequence alone."""
+        if self._lent is not None:
+            self._lent.end(sequence_id)
+
+    async def encode(self, item: Any) -> bytes:
+        """Have the encoder compute one item, and return its record. Raises RequestInvalid, UnsupportedByEngine, EngineError."""
+        if self._reader is None or self._lent is None:
+            raise UnsupportedByEngine("this vLLM encodes no media for others")
+        from vllm import SamplingParams
+
+        name = f"encode-{uuid.uuid4().hex}"  # one of its own: for a name that it knows, vLLM's encoder does not run
+        given = await self._reader.lone(item, name)
+        async for _ in self._llm.generate(given, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False), name):
+            pass
+        record = await asyncio.to_thread(self._lent.take, name)
+        if record is None:
+            raise EngineError("vLLM has encoded the item and handed nothing over; its own log lines may say why")
+        return record

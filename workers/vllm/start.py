@@ -2,40 +2,286 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from headrace.workers.blocking import run_in_thread
+from headrace.workers.bundled_model import growth_reported
 from headrace.workers.engine import EngineConfig, EngineInfo, Role, several
 from headrace.workers.errors import EngineStartFailed, WorkerError
-from headrace.workers.lora_adapters import adapters_of
-from headrace.workers.models.download_progress import growth_reported
-from headrace.workers.models.model_check import hub_folder
-from headrace.workers.models.tokenizer_file import tokenizer_folder
-from headrace.workers.vllm.adapters import Adapters, load_adapters, read_adapter
-from headrace.workers.vllm.embeddings.settings import encoder_word
-from headrace.workers.vllm.forked_core import forked_core, may_fork
-from headrace.workers.vllm.load_meter import LoadMeter
-from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
-from headrace.workers.vllm.missing_packages import missing_code
+from headrace.workers.kit import adapters_of
+from headrace.workers.model_files import hub_folder, tokenizer_folder
+from headrace.workers.vllm.embeddings import encoder_word
+from headrace.workers.vllm.kv_transfer import side_channel
+from headrace.workers.vllm.load_meter import LoadMeter, no_prometheus, shows_metrics
+from headrace.workers.vllm.media import NO_MEDIA, MediaSupport, offered_media
 from headrace.workers.vllm.pooling import class_labels, pooling_kinds
 from headrace.workers.vllm.settings import (
+    Adapters,
     computes_in_core,
     engine_args,
+    load_adapters,
     prepare_children,
     prepare_environment,
     ranks,
+    read_adapter,
     size_kv_cache,
 )
-from headrace.workers.vllm.stats_log import no_prometheus, shows_metrics
-from headrace.workers.vllm.transfer.connector import ConnectorChoice, check_role, describe_transfer, handover_word
-from headrace.workers.vllm.transfer.side_channel import side_channel
+from headrace.workers.vllm.transfer_connector import ConnectorChoice, check_role, describe_transfer, handover_word
+
+# Finds the package that vLLM's code for a model lacks. vLLM itself reports only that the model "failed to be inspected".
+
+_UNINSPECTED = re.compile(r"Model architectures \[(?P<names>[^]]*)\] failed to be inspected")
+_TORCHVISION = "torchvision"
+
+
+def missing_code(complaint: str) -> str | None:
+    """Return a better text for vLLM's error about code that it cannot import, or None for any other error."""
+    found = _UNINSPECTED.search(complaint)
+    if found is None:
+        return None
+    for name in re.findall(r"[\w.]+", found["names"]):
+        if (why := _why_not(name)) is not None:
+            return f"vLLM's code for {name} cannot be used: {why}"
+    return None
+
+
+def _why_not(architecture: str) -> str | None:
+    from vllm.model_executor.models import ModelRegistry
+
+    registered = ModelRegistry.models.get(architecture)
+    module = getattr(registered, "module_name", None)
+    if module is None:
+        return None
+    try:
+        import_module(module)
+    except ImportError as error:
+        return explained(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def explained(error: ImportError) -> str:
+    """Return what to install, without the CUDA build that a package index gives by default."""
+    if error.name is None:
+        return str(error)
+    module = error.name.partition(".")[0]
+    if module != _TORCHVISION:
+        return f"the Python package that has the module {module!r} is not installed"
+    return (
+        f"torchvision is not installed. Install the build of it that belongs to this PyTorch ({_torch()}); where there is no "
+        'GPU that is the CPU build, from the index that TORCH_INDEX_URL names (docs/engines.md, "Images, videos and sounds")'
+    )
+
+
+def _torch() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "not installed either"
+
+
+# Manages the folder for the local sockets of a vLLM, and removes it with the engine: vLLM would leave four per start behind.
+#
+# A killed worker leaves its folder, and the next worker to start removes it. A living worker holds a lock in its folder,
+# which also works between containers that share the directory, where process ids mean nothing.
+
+PREFIX = "headrace-vllm-"
+BASE = "VLLM_RPC_BASE_PATH"
+LONGEST = 107 - 37  # the kernel's limit for the path of a socket, less vLLM's name for one
+_LOCK = "lock"
+
+
+class SocketFolder:
+    """A folder that the constructor creates and only this user can enter."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        place = place or Path(tempfile.gettempdir())
+        _remove_abandoned(place)
+        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=place))
+        self._lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(place / made.name.removeprefix("."))  # by this name it is always locked
+
+    @contextmanager
+    def given(self, environ: MutableMapping[str, str]) -> Iterator[None]:
+        """Have vLLM create its sockets here while it starts, unless the operator set a place or the path is too long."""
+        if BASE in environ or len(os.fsencode(self.path)) > LONGEST:
+            yield
+            return
+        environ[BASE] = str(self.path)
+        try:
+            yield
+        finally:
+            environ.pop(BASE, None)
+
+    def remove(self) -> None:
+        """Remove the folder. Does nothing if it is gone."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_abandoned(place: Path) -> None:
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's; or another process removes it too, or it is in use
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+# vLLM's core as a fork of the worker, where nothing is computed on a GPU.
+#
+# A core that is spawned imports for nine seconds what the worker has just imported, and holds all of it once more in memory.
+# A fork has it. What else it would have of the worker is let go: TCP connections, which the peer would take for alive after
+# the worker has closed them; event loops, whose files in the kernel are shared with those of the worker; and the pipe that
+# tells the worker of signals.
+#
+# It is forked from the thread that builds vLLM, which has computed nothing yet, or only by itself: PyTorch's threads do not
+# survive a fork, and a core that has them in its books waits for them for ever. Processors of some models compute before the
+# fork, so until then this thread gets no help. From the fork on both sides have all of it.
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+CHOSEN = os.environ.get(METHOD)
+"""The operator's setting, read before this module changes it."""
+
+OWN_THREADS = "OMP_NUM_THREADS"
+"""The variable by which vLLM sets PyTorch's threads around its calls of processors."""
+
+_forking: ContextVar[_Alone | None] = ContextVar("forking", default=None)
+"""What a thread that starts vLLM's processes computes with; None in all others."""
+
+
+def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
+    """Return whether the core can be forked.
+
+    It can on Linux without a GPU, if it is the only one, computes by itself, and the operator chose nothing else.
+    """
+    parallel, media = vllm_config.parallel_config, vllm_config.model_config.multimodal_config
+    return (
+        sys.platform == "linux"
+        and cpu
+        and chosen in (None, "fork")
+        and parallel.distributed_executor_backend == "uni"
+        and parallel.data_parallel_size == 1
+        and (media is None or media.mm_tensor_ipc != "torch_shm")  # vLLM refuses this together with a fork.
+    )
+
+
+@contextmanager
+def forked_core(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Have vLLM fork the processes that this thread starts, and have them close the worker's shared descriptors."""
+    _register()
+    _quieten_dynamo(environ)
+    alone = _Alone(environ)
+    environ[METHOD], before = "fork", _forking.set(alone)
+    try:
+        yield
+    finally:
+        alone.end()
+        environ[METHOD] = "spawn"
+        _forking.reset(before)
+
+
+class _Alone:
+    """A thread that computes by itself, without PyTorch's other threads, until it ends that."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        self._torch: Any = sys.modules.get("torch")
+        self._threads = self._torch.get_num_threads() if self._torch is not None else 1
+        self._environ, self._told = environ, environ.get(OWN_THREADS)
+        self._ended = False
+        environ[OWN_THREADS] = "1"
+        self._compute_with(1)
+
+    def end(self) -> None:
+        """Compute with as many threads as before. A second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._told is None:
+            self._environ.pop(OWN_THREADS, None)
+        else:
+            self._environ[OWN_THREADS] = self._told
+        self._compute_with(self._threads)
+
+    def _compute_with(self, threads: int) -> None:
+        if self._torch is not None:
+            self._torch.set_num_threads(threads)
+
+
+@cache
+def _register() -> None:
+    os.register_at_fork(after_in_parent=_compute_on, after_in_child=_let_go)
+
+
+def _quieten_dynamo(environ: Mapping[str, str]) -> None:
+    """Set in PyTorch what a spawned core would read from its environment at import."""
+    if environ.get("TORCHDYNAMO_DISABLE") == "1":
+        import torch._dynamo.config
+
+        torch._dynamo.config.disable = True
+
+
+def _compute_on() -> None:
+    alone = _forking.get()
+    if alone is not None:
+        alone.end()
+
+
+def _let_go() -> None:
+    """Close everything that the kernel shares with the worker, and handle signals as a new process does. Runs in the child.
+
+    The descriptor numbers stay in use, because objects in this process still hold them.
+    """
+    if _forking.get() is None:
+        return
+    _compute_on()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        if _is_the_workers(int(name)):
+            os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
+def _is_the_workers(number: int) -> bool:
+    try:
+        kind = os.readlink(f"/proc/self/fd/{number}")
+        if kind == "anon_inode:[eventpoll]":
+            return True
+        if not kind.startswith("socket:"):
+            return False
+        found = socket.socket(fileno=os.dup(number))
+    except OSError:  # the folder's own descriptor, which is gone
+        return False
+    with found:
+        return found.family in (socket.AF_INET, socket.AF_INET6)
+
 
 _log = structlog.get_logger()
 

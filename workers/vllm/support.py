@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headrace.workers.engine import Capabilities, DisaggStyle, Role
-from headrace.workers.engine_support import EngineSupport, words
-from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
+from headrace.workers.kit import ADAPTER_OPERATIONS, EngineSupport, words
 from headrace.workers.vllm.convert import GUIDED
 from headrace.workers.vllm.operations import OPERATIONS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,37 +11,240 @@ from functools import lru_cache, partial
 
 import structlog
 
+from headrace.broker.codec import decode
+from headrace.broker.dead_letters import note_failure, until_done
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.admission import JobAdmission
-from headrace.broker.durable.carrier.carrier_deps import CarrierDeps
-from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.carrier.intake import JobIntake
+from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.carrier.intake import JobAdmission, JobIntake, MalformedJobs, WaitingJobs
 from headrace.broker.durable.carrier.job_end import JobEnder
 from headrace.broker.durable.carrier.job_run import JobRunner
-from headrace.broker.durable.carrier.job_watch import JobWatch
-from headrace.broker.durable.carrier.malformed_jobs import MalformedJobs
-from headrace.broker.durable.carrier.notices import JobNotices
-from headrace.broker.durable.carrier.sweep import JobSweeper
-from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.names import Nonces
-from headrace.broker.durable.outside_end import OutsideEnds
-from headrace.broker.durable.ports import CarriedBatches, JobRenderer
-from headrace.broker.durable.result_lookup import ResultLookup
-from headrace.broker.durable.result_store import ResultStore
-from headrace.broker.durable.stored_job import parse_job
-from headrace.broker.failed_deliveries import note_failure
+from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.results import TEXTS, OutsideEnds, ResultLookup, ResultStore, refused, without_answer
+from headrace.broker.durable.stored_job import CarriedBatches, JobRenderer, StoredJob, parse_job
+from headrace.broker.errors import WireError
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
-from headrace.broker.retry import until_done
+from headrace.broker.messages.durable import JobResult, StreamEntry
+from headrace.broker.messages.events import Cancel
+from headrace.broker.messages.frames import JobFault
 from headrace.broker.settings import CarrierSettings
-from headrace.jetstream.errors import SubjectError
-from headrace.jetstream.ports import Delivery, Messaging
+from headrace.jetstream.errors import JetStreamError, SubjectError
+from headrace.jetstream.ports import Delivery, Message, Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
-from headrace.jetstream.topology import LONGEST_DEADLINE_S
+from headrace.jetstream.topology import JOB_ACK_WAIT_S, LONGEST_DEADLINE_S
+
+# Looks after the jobs that are carried: extends their claims, and finds those that are overdue or were ended by others.
 
 log = structlog.get_logger()
+
+TICK_S = 0.5
+EXTEND_S = JOB_ACK_WAIT_S / 3
+
+
+class JobWatch:
+    """Halts held jobs that have to end."""
+
+    def __init__(self, deps: CarrierDeps, held: HeldJobs) -> None:
+        self._deps = deps
+        self._held = held
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            tasks.create_task(self._extend())
+            tasks.create_task(self._poll())
+
+    def on_cancel(self, message: Message) -> None:
+        """Halt the jobs that a canceller names."""
+        try:
+            ids = set(decode(Cancel, message.data).ids)
+        except WireError as error:
+            log.error("cancel.malformed", error=str(error))
+            return
+        for held in self._held:
+            if held.job.id in ids:
+                held.halt("cancelled")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._deps.wall()
+            for held in self._held:
+                if now >= held.job.deadline:
+                    held.halt("expired")
+            self._look_at_batches()
+
+    async def _extend(self) -> None:
+        while True:
+            await asyncio.sleep(EXTEND_S)
+            for phase, number in self._held.phases().items():
+                metrics.CARRIED.labels(phase).set(number)
+            if self._deps.ingress.lease_held:
+                for held in self._held:
+                    held.delivery.progress()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self._deps.settings.poll_s)
+            try:
+                await self.look()
+            except (JetStreamError, WireError) as error:
+                log.info("jobs.not_looked_at", error=str(error))
+            except Exception as error:  # an entry that nothing foresaw must not end the frontend
+                note_failure("entry", error)
+
+    async def look(self) -> None:
+        """Read the ends and the last entries of what is carried. Raises JetStreamError, WireError."""
+        held_now = list(self._held)
+        await self._look_at_results([held for held in held_now if not held.job.durable])
+        await self._look_at_streams([held for held in held_now if held.job.durable])
+        for held in held_now:
+            if held.rendered is not None and not held.stop:
+                self._deps.notices.step(held.ref, "progress", held.rendered.tokens.completion)
+
+    async def _look_at_results(self, plain: list[HeldJob]) -> None:
+        by_job = {(held.job.tenant, held.job.token): held for held in plain}
+        if by_job:
+            for key in await self._deps.results.get_all(list(by_job)):
+                by_job[key].halt("seen")
+
+    async def _look_at_streams(self, durable: list[HeldJob]) -> None:
+        subjects = self._deps.subjects
+        by_subject = {subjects.rsp(held.job.tenant, held.job.token): held for held in durable}
+        if not by_subject:
+            return
+        for message in await self._deps.messaging.last_messages(subjects.stream("RSP"), list(by_subject)):
+            held = by_subject[message.subject]
+            try:
+                entry = decode(StreamEntry, message.data)
+            except WireError as error:  # its carrier ends a job whose entries cannot be read
+                metrics.UNREADABLE_ENTRIES.inc()
+                log.error("entry.malformed", stored_job=held.job.id, seq=message.seq, error=str(error))
+                continue
+            if message.seq > held.writer.last_seq and entry.nonce != held.nonce:
+                held.halt("lost")
+
+    def _look_at_batches(self) -> None:
+        if self._deps.batches is None:
+            return
+        ends = {batch: self._deps.batches.closing(batch) for batch in {held.job.batch for held in self._held if held.job.batch}}
+        for held in self._held:
+            if (status := ends.get(held.job.batch)) is not None:
+                held.halt(status)
+
+
+# Sweeps the stored jobs that no carrier may ever take: overdue ones, and those of models that are not known.
+#
+# A pool without capacity has no carrier. A process that needs the end of one job may write it; the sweep does so for all jobs
+# of such pools, slowly, and removes what has its result.
+
+PAGE = 200  # jobs that are read at once
+PAGES = 10  # of each subject in one sweep: a long queue is read in several
+REST_S = 0.05  # between two pages, so that a long queue does not keep the event loop busy
+
+
+def verdict(job: StoredJob, *, known: bool, now: float, margin_s: float, unknown_model_s: float) -> JobResult | None:
+    """Return the result of a job that is to be ended from outside, None for one that may still be carried. Pure.
+
+    `known`: its model has a card here. `now` is Unix time.
+    """
+    if now >= job.deadline + margin_s:
+        return without_answer(job.ref, "expired", now)
+    if not known and now >= job.created + unknown_model_s:
+        message = "No model of this name is served here."
+        return refused(job.ref, status_code=404, code="model_not_found", message=message, now=now)
+    return None
+
+
+class JobSweeper:
+    """Sweeps the stream of jobs while this ingress holds its lease."""
+
+    def __init__(self, deps: CarrierDeps, carried: Callable[[str], bool]) -> None:
+        """`carried(slug)`: there are workers for the jobs of this model, so that carriers reach all of them."""
+        self._deps = deps
+        self._carried = carried
+        self._stream = deps.subjects.stream("JOB")
+        self._cursors: dict[str, int] = {}  # by subject: the sequence at which the next sweep goes on
+
+    async def run(self) -> None:
+        """Sweep until cancelled. Several carriers sweep at different times; what one has ended the others find removed."""
+        while True:
+            await asyncio.sleep(self._deps.settings.sweep_s * (0.5 + random.random()))  # noqa: S311 - it spreads the load
+            if self._deps.ingress.lease_held:
+                try:
+                    await self.sweep()
+                except JetStreamError as error:
+                    log.info("jobs.not_swept", error=str(error))
+
+    async def sweep(self) -> None:
+        """Look at a stretch of the jobs of each model that has no workers. Raises JetStreamError."""
+        subjects = self._deps.subjects
+        counts = await self._deps.messaging.subject_counts(self._stream, subjects.all_jobs())
+        for subject in sorted(counts):
+            try:
+                slug = subjects.parse_job(subject).model_slug
+            except SubjectError as error:  # nothing reads there, and it must not keep the sweep from the others
+                log.error("jobs.unknown_subject", error=str(error)[:300])
+                continue
+            if not self._carried(slug):
+                await self._sweep_subject(subject)
+        self._cursors = {subject: seq for subject, seq in self._cursors.items() if subject in counts}
+
+    async def _sweep_subject(self, subject: str) -> None:
+        """Read some pages from where the last sweep stopped, and begin anew after the last one."""
+        for _ in range(PAGES):
+            seq = self._cursors.get(subject, 1)
+            page = await self._deps.messaging.subject_messages(self._stream, subject, limit=PAGE, start_seq=seq)
+            for message in page:
+                try:
+                    await self._look(message)
+                except JetStreamError:
+                    raise
+                except Exception as error:  # a job that nothing foresaw must not keep the sweep from the others
+                    note_failure("sweep", error, seq=message.seq)
+            if len(page) < PAGE:
+                self._cursors.pop(subject, None)
+                return
+            self._cursors[subject] = page[-1].seq + 1
+            await asyncio.sleep(REST_S)
+
+    async def _look(self, message: StoredMessage) -> None:
+        deps = self._deps
+        subject = deps.subjects.parse_job(message.subject)
+        try:
+            job = parse_job(message.data, message.headers or {}, tenant=subject.tenant, seq=message.seq, stored=message.at)
+        except JobMalformed:  # its carrier ends it
+            return
+        settings = deps.settings
+        result = verdict(
+            job,
+            known=deps.renderer.serves(subject.model_slug),
+            now=deps.wall(),
+            margin_s=settings.margin_s,
+            unknown_model_s=settings.unknown_model_s,
+        )
+        if result is None:
+            return
+        text = TEXTS["expired"] if result.status == "expired" else "no model of this name is served"
+        fault = JobFault("deadline_exceeded" if result.status == "expired" else "model_not_found", text)
+        try:
+            status = await deps.ends.end(job.ref, result, fault)
+        except StreamIncomplete as error:
+            log.error("stream.incomplete", stored_job=job.id, tenant=job.tenant, error=str(error))
+            return
+        metrics.SWEPT.labels(status).inc()
+        log.warning("job.swept", stored_job=job.id, tenant=job.tenant, status=status)
+        stands = await deps.results.get(job.tenant, job.token)
+        if stands is None and status == result.status == "failed":  # an earlier sweeper died here, and the model has no carrier
+            stands = await deps.results.commit(job.tenant, job.token, result)
+        if stands is not None:  # of a stream that had ended well its carrier makes the result
+            await deps.messaging.delete_message(self._stream, message.seq)
+            deps.notices.finished(job.ref, stands, job.reply)
+
 
 MOST_FAILURES = 3  # deliveries of a job whose carrying fails unforeseen, before it ends
 DRAIN_POLL_S = 0.05

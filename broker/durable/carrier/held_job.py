@@ -4,17 +4,59 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
-from headrace.broker.durable.fold import JobState
-from headrace.broker.durable.ports import RenderedJob
-from headrace.broker.durable.stored_job import StoredJob
-from headrace.broker.durable.stream_writer import DurableStreamWriter
-from headrace.broker.messages import JobStatus
+import structlog
+
+from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.results import OutsideEnds, ResultStore
+from headrace.broker.durable.stored_job import CarriedBatches, JobRenderer, RenderedJob, StoredJob
+from headrace.broker.durable.stream_writer import DurableStreamWriter, JobState
+from headrace.broker.errors import WireError
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.messages.durable import JobStatus
+from headrace.broker.settings import CarrierSettings
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery, Messaging
 from headrace.jetstream.subjects import Subjects
+
+# Bundles what the parts of a carrier share.
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+LONGEST_RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarrierDeps:
+    """Connection, judge and stores of one carrier. `wall` gives Unix time; `batches` is None where no batch is run."""
+
+    messaging: Messaging
+    subjects: Subjects
+    ingress: Ingress
+    renderer: JobRenderer
+    batches: CarriedBatches | None
+    results: ResultStore
+    ends: OutsideEnds
+    notices: JobNotices
+    settings: CarrierSettings
+    wall: Callable[[], float]
+
+
+async def known(read: Callable[[], Awaitable[T]], *, what: str, retry_s: float) -> T:
+    """Return what `read` returns, however often it has to be tried. Cancel it to give up."""
+    while True:
+        try:
+            return await read()
+        except (JetStreamError, WireError) as error:
+            log.debug("job.unread", what=what, error=str(error))
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+
 
 Stop = JobStatus | Literal["", "seen", "lost"]
 Phase = Literal["waiting", "starting", "running"]

@@ -3,20 +3,149 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import Literal
 
 import structlog
 
-from headrace.broker.durable.carrier.carrier_deps import CarrierDeps
-from headrace.broker.durable.carrier.held_job import HeldJobs
-from headrace.broker.durable.decision import window
-from headrace.jetstream.errors import JetStreamError
+from headrace.broker.codec import decode, encode
+from headrace.broker.dead_letters import MOST_BYTES, note_failure
+from headrace.broker.durable import metrics
+from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence, known
+from headrace.broker.durable.carrier.job_end import JobEnder
+from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
+from headrace.broker.durable.names import LONGEST_NAME, JobRef
+from headrace.broker.durable.results import ResultLookup, without_answer
+from headrace.broker.durable.stored_job import name_of
+from headrace.broker.durable.stream_writer import asks_carriers, has_entries, is_carrier_poison, is_left_to, read_stream, window
+from headrace.broker.errors import WireError
+from headrace.broker.membership.members import drained_key
+from headrace.broker.messages.control import Carrying, Done
+from headrace.broker.messages.durable import HEADER_BATCH, HEADER_CUSTOM_ID, HEADER_STREAM, JobStatus, Unreadable
+from headrace.broker.messages.frames import JobFault
+from headrace.jetstream.errors import JetStreamError, NoResponder, SubjectError
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import slug
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import job_consumer
 
+# Chooses which of the waiting jobs starts next: by class, then by the tenants' shares, then by what is due first. Pure.
+
+RANKS = {"hi": 0, "std": 1, "batch": 2}
+
+
+class WaitingJobs:
+    """The held jobs that have not started, in a queue for each class and tenant."""
+
+    def __init__(self) -> None:
+        self._by_seq: dict[int, HeldJob] = {}
+        self._queues: dict[tuple[int, str], list[tuple[float, int, int, HeldJob]]] = {}  # with jobs that were removed, too
+        self._added = count()  # jobs of one sequence, of which one was removed, are not compared
+
+    def __len__(self) -> int:
+        return len(self._by_seq)
+
+    def add(self, held: HeldJob) -> None:
+        """Add a job. No other one of its sequence may wait."""
+        self._by_seq[held.seq] = held
+        queue = self._queues.setdefault((RANKS[held.job.request_class], held.job.tenant), [])
+        heappush(queue, (held.job.deadline, held.seq, next(self._added), held))
+
+    def remove(self, held: HeldJob) -> None:
+        """Forget a job. One that does not wait is fine."""
+        if self._by_seq.get(held.seq) is held:
+            del self._by_seq[held.seq]
+        if not self._by_seq:
+            self._queues.clear()
+
+    def take(self, started: Mapping[str, int]) -> HeldJob | None:
+        """Take the job to start next, None if none waits. `started`: each tenant's jobs that have started and not ended."""
+        best: tuple[int, int, float, int] | None = None
+        chosen: HeldJob | None = None
+        for (rank, tenant), queue in list(self._queues.items()):
+            held = self._first(queue)
+            if held is None:
+                del self._queues[rank, tenant]
+            elif best is None or (rank, started.get(tenant, 0), held.job.deadline, held.seq) < best:
+                best, chosen = (rank, started.get(tenant, 0), held.job.deadline, held.seq), held
+        if chosen is not None:
+            self.remove(chosen)
+        return chosen
+
+    def _first(self, queue: list[tuple[float, int, int, HeldJob]]) -> HeldJob | None:
+        while queue:
+            held = queue[0][3]
+            if self._by_seq.get(held.seq) is held:
+                return held
+            heappop(queue)
+        return None
+
+
+# Ends stored messages that are no jobs: with a result that says why, and a dead letter, never by redelivery without end.
+
 log = structlog.get_logger()
+
+UNKNOWN_POOL = "unknown"  # the subject of dead letters of jobs whose subject cannot be read
+
+
+class MalformedJobs:
+    """Ends malformed jobs in background tasks, one per stored message."""
+
+    def __init__(self, deps: CarrierDeps, ender: JobEnder, tasks: TaskScope) -> None:
+        self._deps = deps
+        self._ender = ender
+        self._tasks = tasks
+        self._ending: set[int] = set()  # stored sequences
+
+    def end(self, delivery: Delivery, why: str) -> None:
+        """End a message that cannot be read as a job. `why` names what is wrong with it."""
+        seq = delivery.stream_seq
+        if seq not in self._ending:
+            self._ending.add(seq)
+            self._tasks.spawn_guarded(self._end(delivery, why), lambda error: self._not_ended(delivery, error))
+
+    def _not_ended(self, delivery: Delivery, error: Exception) -> None:
+        """Leave a message whose end fails to its redelivery, which is slow."""
+        self._ending.discard(delivery.stream_seq)
+        note_failure("job", error, seq=delivery.stream_seq)
+
+    async def _end(self, delivery: Delivery, why: str) -> None:
+        try:
+            tenant = self._deps.subjects.parse_job(delivery.subject).tenant
+        except SubjectError as error:  # no result can be stored for it
+            letter = Unreadable(subject=delivery.subject, why=why, data=bytes(delivery.data[:MOST_BYTES]), at=self._deps.wall())
+            self._deps.messaging.send(self._deps.subjects.dlq(UNKNOWN_POOL), encode(letter))
+            log.error("job.malformed", seq=delivery.stream_seq, error=str(error)[:300])
+            delivery.ack()
+            return
+        job = job_ref(delivery, tenant)
+        log.error("job.malformed", stored_job=job.id, tenant=job.tenant, seq=delivery.stream_seq, error=why)
+        try:
+            result = without_answer(job, "malformed", self._deps.wall(), why)
+            await self._deps.ends.end(job, result, JobFault("malformed", why))
+            await self._ender.dead_letter(job, delivery, why)
+            delivery.ack()
+            self._deps.notices.finished(job, result)
+        except StreamIncomplete as error:
+            log.error("stream.incomplete", stored_job=job.id, tenant=job.tenant, error=str(error))
+        finally:
+            self._ending.discard(delivery.stream_seq)
+
+
+def job_ref(delivery: Delivery, tenant: str) -> JobRef:
+    """Return what a message says that it is, as far as that can be read."""
+    headers = delivery.headers
+    name = name_of(headers, delivery.stream_seq)[:LONGEST_NAME]
+    return JobRef(
+        tenant=tenant,
+        name=name,
+        durable=headers.get(HEADER_STREAM) == "1",
+        batch=headers.get(HEADER_BATCH, ""),
+        custom_id=headers.get(HEADER_CUSTOM_ID, ""),
+    )
+
 
 ENSURE_RETRY_S = 1.0
 
@@ -134,3 +263,118 @@ class JobIntake:
                 log.warning("consumer.not_made", consumer=spec.name, error=str(error))
                 await asyncio.sleep(ENSURE_RETRY_S)
         await loop.run()
+
+
+# Takes a delivered job through what comes before its submission: has it ended, does another have it, is it poison?
+
+Admitted = Literal["submit", "ended", "left"]
+
+
+class JobAdmission:
+    """Checks jobs in the order that `docs/reliability.md` gives, and takes them."""
+
+    def __init__(self, deps: CarrierDeps, held: HeldJobs, ender: JobEnder, lookup: ResultLookup) -> None:
+        self._deps = deps
+        self._held = held
+        self._ender = ender
+        self._lookup = lookup
+        self._records = deps.messaging.bucket(deps.subjects.bucket("state"))
+        self._retry_s = deps.settings.timing.retry_s
+
+    async def admit(self, held: HeldJob) -> Admitted:
+        """Return `submit` if the job is this carrier's to run, `ended` once its result was seen, `left` if another has it."""
+        job = held.job
+        result = await known(lambda: self._lookup.get(job.tenant, job.token), what="result", retry_s=self._retry_s)
+        if result is not None:
+            self._ender.settle(held, result)
+            return "ended"
+        entries = has_entries(job, held.num_delivered)
+        while True:
+            if entries:
+                held.stored = await known(
+                    lambda: read_stream(self._deps.messaging, self._deps.subjects, job.tenant, job.token),
+                    what="stream",
+                    retry_s=self._retry_s,
+                )
+                held.writer.continue_from(held.stored)
+                if held.stored.end is not None:
+                    await self._ender.commit_from_stream(held)
+                    return "ended"
+            if (status := self._over(held)) is not None:
+                return await self._end(held, status)
+            if asks_carriers(held.num_delivered, held.stored) and await self._carried_elsewhere(held):
+                metrics.LEFT.labels("carried").inc()
+                return "left"
+            if await self._is_poison(held):
+                return await self._poison(held)
+            if not entries or await self._take(held):
+                return "submit"
+            await asyncio.sleep(self._retry_s)
+
+    async def _end(self, held: HeldJob, status: JobStatus, fault: JobFault | None = None) -> Admitted:
+        return "ended" if await self._ender.end(held, status, fault=fault) else "left"
+
+    def _over(self, held: HeldJob) -> JobStatus | None:
+        """Return how a job has to end before it was run."""
+        if held.ordered_end is not None:
+            return held.ordered_end
+        if self._deps.wall() >= held.job.deadline:
+            return "expired"
+        batches, batch = self._deps.batches, held.job.batch
+        return batches.closing(batch) if batch and batches is not None else None
+
+    async def _take(self, held: HeldJob) -> bool:
+        """Set the fence. False if another carrier has written meanwhile."""
+        try:
+            await held.writer.append("take", carrier=self._deps.ingress.id)
+        except CarrierLost:
+            return False
+        held.noted = True
+        return True
+
+    # Other carriers:
+
+    async def _carried_elsewhere(self, held: HeldJob) -> bool:
+        ingress = self._deps.ingress
+        if any(has_precedence(other, held.nonce) for other in self._held.of(held.job.id)):
+            return True
+        taker = held.stored.takes[-1].carrier if held.stored.takes else ingress.id
+        others = [other for other in ingress.members.ingresses() if other not in (ingress.id, taker)]
+        asked = [self._ask(other, held) for other in others]
+        if taker == ingress.id:
+            return is_left_to(False, await asyncio.gather(*asked), taker_gone=False)
+        answer, *answers = await asyncio.gather(self._ask(taker, held), *asked)
+        gone = answer is None and await ingress.judge_gone(taker)
+        return is_left_to(answer, answers, taker_gone=gone)
+
+    async def _ask(self, ingress: str, held: HeldJob) -> bool | None:
+        """Ask an ingress whether it carries this job. Returns None if there was no answer."""
+        subject = self._deps.subjects.judge(ingress)
+        question = encode(Carrying(job=held.job.id, nonce=held.nonce))
+        timeout_s = self._deps.settings.timing.rpc_timeout_s
+        try:
+            answer = await self._deps.messaging.request(subject, question, timeout_s=timeout_s)
+            return decode(Done, answer).ok
+        except (NoResponder, JetStreamError, WireError):
+            return None
+
+    # Poison:
+
+    async def _is_poison(self, held: HeldJob) -> bool:
+        takers = {take.carrier for take in held.stored.unbegun()}
+        dead = {taker for taker in takers if await self._has_died(taker)}
+        return is_carrier_poison(held.stored, dead)
+
+    async def _has_died(self, taker: str) -> bool:
+        """Read whether a carrier is gone without having announced a drain."""
+        if not await self._deps.ingress.judge_gone(taker):
+            return False
+        drained = await known(lambda: self._records.get(drained_key(taker)), what="drain", retry_s=self._retry_s)
+        return drained is None
+
+    async def _poison(self, held: HeldJob) -> Admitted:
+        carriers = len({take.carrier for take in held.stored.unbegun()})
+        message = f"{carriers} frontends died while they prepared this job"
+        log.error("job.poisoned", stored_job=held.job.id, tenant=held.job.tenant, carriers=carriers)
+        await self._ender.dead_letter(held.ref, held.delivery, message)
+        return await self._end(held, "poison", JobFault("poison", message))

@@ -7,29 +7,114 @@ state is that of the fold again whenever it is submitted anew: what was not appe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
 
 from headrace.base.errors import HeadraceError
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.carrier_deps import CarrierDeps, known
-from headrace.broker.durable.carrier.crash_writer import CrashWriter
-from headrace.broker.durable.carrier.held_job import HeldJob
+from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, known
 from headrace.broker.durable.carrier.job_end import JobEnder
-from headrace.broker.durable.carrier.row_buffer import RowBuffer
-from headrace.broker.durable.decision import end_of, fault_of
 from headrace.broker.durable.errors import CarrierLost, DurableError, JobRejected
 from headrace.broker.durable.names import run_id
-from headrace.broker.durable.ports import RenderedJob
 from headrace.broker.durable.results import rejected
-from headrace.broker.durable.stream_writer import read_stream
+from headrace.broker.durable.stored_job import RenderedJob
+from headrace.broker.durable.stream_writer import end_of, fault_of, read_stream
 from headrace.broker.errors import AdmissionError, JobError, RequestTooLarge
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job
-from headrace.broker.messages import JobFault, Row
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.frames import JobFault, Row
 from headrace.broker.protocol.resume import Resume
+
+# Collects the rows of a job's requests until the job's own loop takes them.
+
+
+class RowBuffer:
+    """The rows of all requests of a job in the order in which they came, with choices that count over all requests."""
+
+    def __init__(self, wake: asyncio.Event, on_rows: Callable[[list[Row]], object] | None) -> None:
+        """`on_rows`: takes rows at once, so that the loop is not woken for each of them; otherwise they wait for it."""
+        self.rows: list[Row] = []
+        self.open = 0  # requests that have not ended; the caller of `read` counts them in
+        self.error: JobError | None = None
+        self._wake = wake
+        self._on_rows = on_rows
+
+    async def read(self, stream: JobStream, first_choice: int) -> None:
+        """Read one request to its end. `first_choice`: the number of choices of the requests before it."""
+
+        def sink(rows: list[Row]) -> bool:
+            moved = [msgspec.structs.replace(row, choice=row.choice + first_choice) for row in rows] if first_choice else rows
+            if self._on_rows is not None:
+                self._on_rows(moved)
+            else:
+                self.rows += moved
+                self._wake.set()
+            return True
+
+        try:
+            await stream.deliver_to(sink)
+            while not stream.finished and (rows := await stream.rows()):
+                sink(rows)
+        except JobError as error:
+            self.error = self.error or error
+        finally:
+            self.open -= 1
+            self._wake.set()
+
+
+# Stores the crashes of a job in its stream before its judge lets another worker go on with it.
+
+
+class CrashWriter:
+    """Implements `CrashRecorder` for one run of a job; the run's own loop writes what is due."""
+
+    def __init__(self, deps: CarrierDeps, held: HeldJob) -> None:
+        self._deps = deps
+        self._held = held
+        self._stored = set(held.stored.history)
+        self._due: set[HistoryEntry] = set()
+
+    def recorded(self, crashes: Sequence[HistoryEntry]) -> bool:
+        """Return whether all of these are stored. Those that are not will be."""
+        missing = set(crashes) - self._stored
+        if missing - self._due:
+            self._due |= missing
+            self._held.rouse()
+        return not missing
+
+    async def write(self) -> None:
+        """Append the crashes that are not stored yet. Raises CarrierLost for a durable stream that another writes."""
+        while self._due:
+            due = sorted(self._due)
+            try:
+                await self._held.writer.append("crash", history=due)
+            except CarrierLost:
+                if self._held.job.durable:
+                    raise
+                await self._read_on()  # copies of a plain job may run beside each other: its result decides
+                if self._held.stop:
+                    return
+            else:
+                self._stored.update(due)
+                self._held.stored.history += [crash for crash in due if crash not in self._held.stored.history]
+                self._due.difference_update(due)
+
+    async def _read_on(self) -> None:
+        job, retry_s = self._held.job, self._deps.settings.timing.retry_s
+        await asyncio.sleep(retry_s)
+        state = await known(
+            lambda: read_stream(self._deps.messaging, self._deps.subjects, job.tenant, job.token),
+            what="stream",
+            retry_s=retry_s,
+        )
+        if state.end is not None:  # a canceller's: nothing may follow it
+            self._held.halt(state.end.status or "cancelled")
+        elif state.last_seq > self._held.writer.last_seq:
+            self._held.writer.continue_from(state)
+
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Output, Role, Sequence
 from tests.engines.support.remote import RemoteEngine
 from tests.engines.support.sglang_args import ARGS, needs_sglang

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Handover, Output, Role
 from tests.engines.conftest import ARGS
 from tests.engines.support.remote import RemoteEngine

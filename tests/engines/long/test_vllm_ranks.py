@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Output, Sequence
 from headrace.workers.vllm.engine import VllmEngine
 from tests.engines.support.media_world import ARGS

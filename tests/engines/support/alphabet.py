@@ -6,8 +6,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
-from headrace.workers.text.tokens import piece_bytes
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
+from headrace.workers.tokens import piece_bytes
 
 
 def words_with(special: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from headrace.workers.engine import EngineConfig
-from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+from headrace.workers.sglang.cpu_plugin import stand_in
 from headrace.workers.sglang.settings import prepare_environment, server_args
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":

@@ -17,7 +17,7 @@ from unittest import mock
 
 import httpx
 
-import headrace.workers.kv.cache_events
+import headrace.workers.kv.publisher
 import headrace.workers.main
 import tests.support.local_deployment
 from headrace.jetstream.embedded_server import EmbeddedServer
@@ -139,7 +139,7 @@ async def media_world(
     )
     with (
         mock.patch.object(headrace.workers.main, "create", taken),
-        mock.patch.object(headrace.workers.kv.cache_events, "Translator", Watched),
+        mock.patch.object(headrace.workers.kv.publisher, "Translator", Watched),
         mock.patch.object(headrace.workers.main, "Runtime", Kept),
         mock.patch.object(headrace.workers.main, "ENGINE_STOP_GRACE_S", 2.0),
         mock.patch.object(tests.support.local_deployment, "START_S", START_S),

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.up.frontend_probe import choose_port
+from headrace.up.parts import choose_port
 from tests.engines.conftest import FEWER_PROCESSES
 
 START_S = 240.0

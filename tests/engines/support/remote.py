@@ -24,7 +24,7 @@ import structlog
 
 from headrace.workers import engine_registry
 from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, Load, Output, Role, Sequence
-from headrace.workers.health.process_guard import TreeGuard
+from headrace.workers.process_guard import TreeGuard
 
 ROOT = Path(__file__).parents[3]
 START_S = 240.0

@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Output, Sequence
 from headrace.workers.errors import EngineDead
-from headrace.workers.health.process_guard import TreeGuard
+from headrace.workers.process_guard import TreeGuard
 from headrace.workers.vllm.engine import VllmEngine
 from tests.engines.conftest import ARGS
 

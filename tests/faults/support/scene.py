@@ -14,19 +14,17 @@ from typing import Any
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Inspect, Inspection
-from headrace.commands.operating.control import live_workers
+from headrace.broker.messages.control import Inspect, Inspection
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.client import Address, StreamChecker, check_answer, refusal
-from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, Process
-from headrace.tools.chaos.http import Cut, post
+from headrace.tools.chaos.client import Address, Cut, StreamChecker, check_answer, post, refusal
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, Process, until_at_rest, until_well
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.questions import Question
-from headrace.tools.chaos.quiescence import until_at_rest, until_well
-from headrace.up.frontend_probe import get
+from headrace.up.parts import get
 
 NAMES = Subjects()
 WELL_S = 120.0

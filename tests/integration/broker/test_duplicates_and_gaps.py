@@ -13,7 +13,7 @@ from headrace.broker.models.directory import publish_card
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.duplicate_publishes import publish_duplicates
+from headrace.tools.chaos.faults import publish_duplicates
 from tests.integration.broker.test_job_path import CARD, collect, has_worker, ingress, job, nothing_stored, settled, worker
 from tests.support.executor import expected
 

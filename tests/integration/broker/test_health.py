@@ -16,15 +16,14 @@ from headrace.frontend.server import _Work
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.startup_app import StartupApp
 from headrace.frontend.status import Lifecycle
-from headrace.jetstream import connect
-from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream import client
+from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamDisabled, PublishUnknown, ServerUnreachable
 from headrace.jetstream.health import BrokerHealth
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.workers import card_keeper
+from headrace.workers import registration
 from tests.integration.broker.test_job_path import CARD, ingress, job, worker
 from tests.support.frontend.fakes import Call
 
@@ -139,8 +138,8 @@ async def test_who_waits_for_a_server_gives_up_only_what_is_in_vain(
 ) -> None:
     server = Server(*errors)
     reasons: list[str] = []
-    monkeypatch.setattr(connect, "RETRY_S", 0.005)
-    monkeypatch.setattr(connect, "Connection", server)
+    monkeypatch.setattr(client, "RETRY_S", 0.005)
+    monkeypatch.setattr(client, "Connection", server)
     wait = connect_patiently(
         ConnectOptions(servers=("nats://x:1",)), subjects=Subjects(), timeout_s=0.1, on_waiting=reasons.append
     )
@@ -187,7 +186,7 @@ async def test_a_door_that_is_open_lets_everything_through() -> None:
 async def test_a_card_that_the_broker_lost_is_stored_again(
     lost: str, connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card_keeper, "CHECK_S", 0.02)
+    monkeypatch.setattr(registration, "CHECK_S", 0.02)
     files = {"tokenizer.json": b"{}"}
     await publish_card(connection, subjects, CARD, files)
     cards, stream = connection.bucket(subjects.bucket("models")), f"OBJ_{subjects.bucket('models')}"
@@ -195,7 +194,7 @@ async def test_a_card_that_the_broker_lost_is_stored_again(
         await cards.delete(CARD.pool)
     else:
         await connection.purge_stream(stream)
-    keeping = asyncio.create_task(card_keeper.CardKeeper(connection, subjects, CARD, files).run())
+    keeping = asyncio.create_task(registration.CardKeeper(connection, subjects, CARD, files).run())
     async with asyncio.timeout(5):
         while await cards.get(CARD.pool) is None or not (await connection.stream_state(stream)).messages:
             await asyncio.sleep(0.02)

@@ -10,11 +10,12 @@ import pytest
 
 from headrace.broker.codec import job_headers
 from headrace.broker.jobs import Job
-from headrace.broker.messages import HistoryEntry, WorkerMember
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import SessionSettings
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects

@@ -12,12 +12,13 @@ from headrace.broker.errors import JobCancelled, JobRefused, NoWorker, Overloade
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job, new_id
-from headrace.broker.messages import Generation, WorkerMember
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Generation
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects, pool_id

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headrace.broker import metrics
-from headrace.broker.messages import HEADER_KEPT
+from headrace.broker.messages.requests import HEADER_KEPT
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.integration.broker.test_isolation import slow_worker, until_started

@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.broker.durable.publisher import NewJob
-from headrace.broker.durable.queue_quotas import QueueQuotas
-from headrace.broker.durable.quota import QuotaLimits
-from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.quota import QueueQuotas, QuotaLimits
+from headrace.broker.durable.results import ResultStore
+from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.errors import Overloaded
-from headrace.broker.messages import HEADER_BATCH, HEADER_JOB, HEADER_STREAM
+from headrace.broker.messages.durable import HEADER_BATCH, HEADER_JOB, HEADER_STREAM
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import QueueFull
 from headrace.jetstream.subjects import Subjects

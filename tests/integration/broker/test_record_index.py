@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.errors import ResponseNotStored
-from headrace.broker.ingress.record_index import RecordIndex
+from headrace.broker.ingress.response_store import RecordIndex
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError

@@ -11,11 +11,9 @@ import pytest_asyncio
 
 from headrace.broker.errors import BrokerError
 from headrace.broker.ingress.spill_store import SpillStore
-from headrace.broker.messages import Envelope
-from headrace.broker.result_objects import ResultObjects
-from headrace.broker.spill import fetch_payload
-from headrace.jetstream.logins.permissions import PARTS_API
-from headrace.jetstream.logins.roles import Login
+from headrace.broker.messages.requests import Envelope
+from headrace.broker.spill import ResultObjects, fetch_payload
+from headrace.jetstream.logins.roles import PARTS_API, Login
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from tests.support.guarded_server import Guarded, guarded_server

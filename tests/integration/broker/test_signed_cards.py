@@ -6,8 +6,7 @@ import msgspec
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.membership.members import Members
-from headrace.broker.models.card_signature import check_signature, signed
-from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.cards import ModelCard, check_signature, signed
 from headrace.broker.models.directory import ModelDirectory, publish_card
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects, pool_id

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.errors import ResponseNotStored, ResponseUnknown
-from headrace.broker.ingress.record_index import RecordIndex
-from headrace.broker.ingress.response_store import TENANT, ResponseStore, StoredResponse, StoreLimits
+from headrace.broker.ingress.response_store import TENANT, RecordIndex, ResponseStore, StoredResponse, StoreLimits
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import RequestTimeout
 from headrace.jetstream.ports import StoredMessage

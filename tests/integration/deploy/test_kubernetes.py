@@ -13,13 +13,17 @@ import yaml
 from msgspec.structs import replace
 
 from deploy.kubernetes.write import FOLDER, rendered
-from headrace.broker.messages import WorkerMember
-from headrace.planner.actions import Action
-from headrace.planner.kubernetes.api import KubernetesApi
-from headrace.planner.kubernetes.errors import AccessDenied, ChangedMeanwhile, NotScalable
-from headrace.planner.kubernetes.scaled_objects import KINDS, find_scaled
-from headrace.planner.kubernetes.scaler import KubernetesScaler
-from headrace.planner.plan import Plan
+from headrace.broker.messages.members import WorkerMember
+from headrace.planner.kubernetes import (
+    KINDS,
+    AccessDenied,
+    ChangedMeanwhile,
+    KubernetesApi,
+    KubernetesScaler,
+    NotScalable,
+    find_scaled,
+)
+from headrace.planner.plan import Action, Plan
 from tests.support.control_plane import ControlPlane, Object, Refused, needs_control_plane, needs_controllers, until
 from tests.support.kubernetes_objects import custom_resources, needs_tools
 from tests.support.whole_chart import EVERYTHING

@@ -12,8 +12,7 @@ import httpx
 import openai
 import pytest
 
-from headrace.broker.keys.records import CLIENT_SCOPES, KeyRecord
-from headrace.broker.keys.store import KeyStore
+from headrace.broker.keys import CLIENT_SCOPES, KeyRecord, KeyStore
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from headrace.broker.batches.results.seen_results import SeenResults
-from headrace.broker.messages import JobResult
+from headrace.broker.batches.results import SeenResults
+from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.support.local_deployment import Serving, serving, sim

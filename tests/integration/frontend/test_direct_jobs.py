@@ -15,9 +15,8 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Envelope, Generation, Sampling
-from headrace.jetstream.client import ConnectOptions
-from headrace.jetstream.connect import connect_patiently
+from headrace.broker.messages.requests import Envelope, Generation, Sampling
+from headrace.jetstream.client import ConnectOptions, connect_patiently
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.support.local_deployment import Serving, serving, sim

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.broker.messages import Row
+from headrace.broker.messages.frames import Row
 from headrace.frontend.app import Frontend
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.serving import listen, serve

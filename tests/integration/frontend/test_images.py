@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.settings import WorkerSettings

@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from headrace.frontend.http.loop_budget import LoopBudget
+from headrace.frontend.http.loop import LoopBudget
 from tests.support.frontend.fakes import chat, say
 from tests.support.rude_server import error, post, request, running, status
 
 
 async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a crowd used up every turn: requests, their bodies and the ends of connections all come through the line."""
-    monkeypatch.setattr("headrace.frontend.http.loop_budget.LoopBudget.is_spent", always_spent)
+    monkeypatch.setattr("headrace.frontend.http.loop.LoopBudget.is_spent", always_spent)
     async with running() as server:
         body = json.dumps(chat()).encode()
         raw = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2 + post(chat())[: -len(body)]

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 
-from headrace.broker.keys.records import Limits
+from headrace.broker.keys import Limits
 from headrace.frontend.auth.caller import Caller
-from headrace.frontend.auth.quota_share import SHARE_S, QuotaShare
-from headrace.frontend.auth.quotas import Quotas
+from headrace.frontend.auth.quotas import SHARE_S, Quotas, QuotaShare
 from headrace.frontend.errors import QuotaExceeded
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology

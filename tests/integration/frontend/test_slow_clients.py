@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.broker.messages import Row
+from headrace.broker.messages.frames import Row
 from headrace.frontend.app import Frontend
 from headrace.frontend.http import connections
 from headrace.frontend.serving import listen, serve

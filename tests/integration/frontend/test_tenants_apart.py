@@ -11,8 +11,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from headrace.broker.keys.records import CLIENT_SCOPES, KeyRecord
-from headrace.broker.keys.store import KeyStore
+from headrace.broker.keys import CLIENT_SCOPES, KeyRecord, KeyStore
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.settings import WorkerSettings

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from headrace.frontend.errors import CertificateUnusable
-from headrace.frontend.http import tls
-from headrace.frontend.http.tls import ServerTls
+from headrace.frontend.http import connections
+from headrace.frontend.http.connections import ServerTls
 from tests.support.certificates import write_certificate
 from tests.support.frontend.fakes import MODEL
 from tests.support.rude_server import post, running
@@ -40,7 +40,7 @@ async def test_the_openai_client_streams_over_https_and_plain_http_gets_nothing(
 async def test_a_new_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
     cert, key = write_certificate(tmp_path)
     async with running(tls_cert=str(cert), tls_key=str(key)) as server:
         url = f"https://localhost:{server.port}/live"

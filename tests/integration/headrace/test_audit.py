@@ -8,12 +8,10 @@ import sys
 
 import pytest
 
-from headrace.broker.tenants.erasure import TenantErasure
-from headrace.broker.tenants.inventory import TenantInventory
+from headrace.broker.tenants import TenantErasure, TenantInventory
 from headrace.cli import main
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.request_audit.build import audit_writer
-from headrace.frontend.request_audit.policy import Ended
+from headrace.frontend.request_audit import Ended, audit_writer
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import OperatorAct, Unreadable
+from headrace.broker.messages.durable import Unreadable
+from headrace.broker.messages.operator import OperatorAct
 from headrace.cli import main
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.run import ANSWER
+from headrace.demo import ANSWER
 
 pytestmark = pytest.mark.fault
 

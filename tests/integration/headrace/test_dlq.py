@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import DeadLetter, Envelope, Generation, HistoryEntry, Spill
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.durable import DeadLetter
+from headrace.broker.messages.requests import Envelope, Generation, Spill
 from headrace.broker.models.directory import publish_card
 from headrace.cli import main
 from headrace.commands.dlq import letters

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import IngressMember, RouterMember, WorkerMember
+from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.up.lease_revocation import KnownLeases, revoke_all, revoke_leases
 from headrace.up.parts import Reaped
+from headrace.up.reaped_parts import KnownLeases, revoke_all, revoke_leases
 
 DEAD = WorkerMember(worker="a-1", pool="p", model="m", host=socket.gethostname(), pid=77, started=100.0)
 REAPED = Reaped(77, 90.0)

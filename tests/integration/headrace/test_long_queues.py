@@ -10,10 +10,9 @@ from collections.abc import Coroutine, Iterable
 import msgspec
 import pytest
 
-from headrace.broker.messages import JobResult
+from headrace.broker.messages.durable import JobResult
 from headrace.cli import main
-from headrace.client.client import Client, ClientOptions
-from headrace.client.listing import LATEST, PAGE, find_open
+from headrace.client.client import LATEST, PAGE, Client, ClientOptions, find_open
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Cancel, Generation, Parsing, Pooling, PoolingInput, Record, Sampling
+from headrace.broker.messages.events import Cancel
+from headrace.broker.messages.requests import Generation, Parsing, Pooling, PoolingInput, Record, Sampling
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

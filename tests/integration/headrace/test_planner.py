@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import WorkerMember
-from headrace.commands.operating.control import live_workers
+from headrace.broker.messages.members import WorkerMember
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.support.up_process import RunningUp

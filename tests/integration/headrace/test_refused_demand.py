@@ -8,12 +8,12 @@ import pytest
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import NoWorker, Overloaded
-from headrace.broker.messages import Refused
+from headrace.broker.messages.events import Refused
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.planner.deployment_watch import DeploymentWatch, PoolKey
+from headrace.planner.observe import DeploymentWatch, PoolKey
 from tests.conftest import Connect
 from tests.integration.broker.test_job_path import POOL, has_worker, ingress, job, worker
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import JobProgress
+from headrace.broker.messages.durable import JobProgress
 from headrace.client import Client, ClientError, ClientOptions, NotAllowed, connect
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer

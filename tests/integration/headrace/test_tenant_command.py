@@ -16,27 +16,16 @@ import pytest
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.results import ResultStore
 from headrace.broker.files.store import FileDraft, FileStore
-from headrace.broker.ingress.record_index import RecordIndex
-from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
-from headrace.broker.keys.records import KeyRecord
-from headrace.broker.keys.store import KeyStore
-from headrace.broker.keys.usage_counters import UsageCounters
-from headrace.broker.messages import (
-    AuditRecord,
-    Cancel,
-    DeadLetter,
-    Envelope,
-    JobResult,
-    OperatorAct,
-    ResultResponse,
-    Routed,
-    Spill,
-    Unreadable,
-)
-from headrace.broker.tenants.erasure import TenantErasure
-from headrace.broker.tenants.inventory import KINDS, TenantInventory
+from headrace.broker.ingress.response_store import RecordIndex, ResponseStore, StoredResponse
+from headrace.broker.keys import KeyRecord, KeyStore, UsageCounters
+from headrace.broker.messages.control import Routed
+from headrace.broker.messages.durable import DeadLetter, JobResult, ResultResponse, Unreadable
+from headrace.broker.messages.events import Cancel
+from headrace.broker.messages.operator import AuditRecord, OperatorAct
+from headrace.broker.messages.requests import Envelope, Spill
+from headrace.broker.tenants import KINDS, TenantErasure, TenantInventory
 from headrace.cli import main
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer

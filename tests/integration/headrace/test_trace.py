@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.test_workers_come_and_go import holders
 from tests.integration.headrace.test_operator_commands import headrace
 from tests.support.up_process import RunningUp, routed_up

@@ -18,11 +18,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from headrace.commands.operating.control import live_workers
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.up_process import START_S, RunningUp
 
 

@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from headrace.base.errors import EXIT_CONFIGURATION
-from headrace.commands.operating.control import live_workers
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.faults.test_workers_come_and_go import holders
 from tests.support.up_process import RunningUp
 

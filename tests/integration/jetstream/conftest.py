@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.jetstream.client import Connection
-from headrace.jetstream.objects.store import ObjectStore
+from headrace.jetstream.objects import ObjectStore
 from headrace.jetstream.subjects import Subjects
 
 

@@ -12,12 +12,12 @@ import pytest
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import RequestTimeout, RevisionConflict, SubjectError, TopologyError
-from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.lease import lease_gone
 from headrace.jetstream.ports import Bucket, Change, Watch
 from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.jetstream.watch import KvBucket
 from tests.conftest import Connect
 from tests.integration.jetstream.waiting import until
 

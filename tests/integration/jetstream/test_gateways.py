@@ -17,7 +17,7 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.up.frontend_probe import choose_port
+from headrace.up.parts import choose_port
 from tests.integration.jetstream.regions import serves_as_one
 
 pytestmark = pytest.mark.timeout(180)

@@ -7,10 +7,10 @@ import pytest
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import LeaseLost
-from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.lease import LeaseKeeper, lease_gone
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.jetstream.watch import KvBucket
 from tests.conftest import Connect
 from tests.integration.jetstream.test_buckets import running
 from tests.integration.jetstream.waiting import until

@@ -9,12 +9,11 @@ import tracemalloc
 
 import pytest
 
+from headrace.jetstream import objects as object_writer
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ObjectError, ObjectNotFound, RequestTimeout
-from headrace.jetstream.objects import writer as object_writer
-from headrace.jetstream.objects.layout import CHUNK, ObjectInfo
-from headrace.jetstream.objects.store import ObjectStore
+from headrace.jetstream.objects import CHUNK, ObjectInfo, ObjectStore
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.integration.jetstream.object_reads import chunk_counts

@@ -8,13 +8,11 @@ from typing import Any
 import nats
 import pytest
 
+from headrace.jetstream import objects
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
-from headrace.jetstream.objects import store as objects
-from headrace.jetstream.objects.layout import CHUNK, INDEX, encode_index
-from headrace.jetstream.objects.store import CHUNKS_PER_STEP, ObjectStore
-from headrace.jetstream.objects.writer import write_description
+from headrace.jetstream.objects import CHUNK, CHUNKS_PER_STEP, INDEX, ObjectStore, encode_index, write_description
 from headrace.jetstream.ports import ObjectBucket
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology

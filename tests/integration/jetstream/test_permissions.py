@@ -10,14 +10,12 @@ import nats
 import pytest
 
 from headrace.broker.errors import ResponseUnknown
-from headrace.broker.ingress.record_index import RecordIndex
-from headrace.broker.ingress.response_store import ResponseStore, StoredResponse
+from headrace.broker.ingress.response_store import RecordIndex, ResponseStore, StoredResponse
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer, find_binary
 from headrace.jetstream.errors import TopologyError
 from headrace.jetstream.logins.nkey_logins import accounts_config, make_keys, write_context
-from headrace.jetstream.logins.permissions import PARTS_API, permissions
-from headrace.jetstream.logins.roles import ROLES, Login
+from headrace.jetstream.logins.roles import PARTS_API, ROLES, Login, permissions
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
@@ -137,7 +135,7 @@ async def test_an_ingress_may_make_room_in_the_stores_of_answers_and_records(
 ) -> None:
     _, folder = guarded
     for part in ("NEAR", "FULL"):  # a few kilobytes
-        monkeypatch.setattr(f"headrace.broker.ingress.store_room.{part}", 2e-5)
+        monkeypatch.setattr(f"headrace.broker.ingress.response_store.{part}", 2e-5)
     async with await logged_in(folder, Login("operator")) as operator, await logged_in(folder, Login("ingress")) as ingress:
         await ensure_topology(operator, TOPOLOGY)
         store = ResponseStore(ingress, TOPOLOGY.subjects)

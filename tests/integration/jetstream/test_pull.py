@@ -10,8 +10,8 @@ import nats
 import nats.errors
 import pytest
 
+from headrace.jetstream import wire
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core import wire
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import Subjects

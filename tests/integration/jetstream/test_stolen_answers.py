@@ -17,13 +17,12 @@ from structlog.testing import capture_logs
 
 from headrace.broker.codec import decode_ingress_control, decode_worker_control
 from headrace.broker.errors import WireError
+from headrace.jetstream import wire
+from headrace.jetstream.api import ApiError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import JetStreamError, RequestTimeout
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.logins.permissions import PARTS_API, permissions
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import PARTS_API, Login, permissions
 from headrace.jetstream.ports import Change, Message
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope

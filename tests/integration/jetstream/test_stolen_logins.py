@@ -11,12 +11,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from headrace.jetstream import wire
+from headrace.jetstream.api import ApiError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import ApiError
 from headrace.jetstream.errors import AccessDenied, TopologyError
-from headrace.jetstream.logins.permissions import PARTS_API
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import PARTS_API, Login
 from headrace.jetstream.ports import Change, Delivery, Message
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects

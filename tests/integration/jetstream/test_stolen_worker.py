@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import ApiError
+from headrace.jetstream import wire
+from headrace.jetstream.api import ApiError
 from headrace.jetstream.errors import AccessDenied
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.ports import Message

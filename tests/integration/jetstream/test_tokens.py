@@ -17,11 +17,9 @@ from nats.aio.msg import Msg
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import AccessDenied
-from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, SIGNING, operator_config
-from headrace.jetstream.logins.nats_jwt import SigningKey, user_claims
+from headrace.jetstream.logins.jwt_accounts import CREDENTIALS, SIGNING, SigningKey, operator_config, user_claims
 from headrace.jetstream.logins.nkey_logins import write_context
-from headrace.jetstream.logins.permissions import PARTS_API, Permissions, permissions
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import PARTS_API, Login, Permissions, permissions
 from headrace.jetstream.logins.steward import Steward
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings

@@ -15,18 +15,10 @@ from headrace.broker.blocks import block_chain
 from headrace.broker.codec import decode, encode, pack_u32, pack_u64
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.jobs import Job, new_id
-from headrace.broker.messages import (
-    Done,
-    Generation,
-    Inspect,
-    Inspection,
-    JobEvent,
-    JobEvents,
-    KvDump,
-    LoadReport,
-    Sampling,
-    WorkerMember,
-)
+from headrace.broker.messages.control import Done, Inspect, Inspection, KvDump
+from headrace.broker.messages.events import JobEvent, JobEvents, LoadReport
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Generation, Sampling
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError

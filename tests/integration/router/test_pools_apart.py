@@ -15,18 +15,17 @@ from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.part_state import PartState
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
-from headrace.router import pool_session
-from headrace.router.build import builder
-from headrace.router.main import RouterProcess
+from headrace.router import pools
+from headrace.router.index import snapshot
+from headrace.router.index.snapshot import Kept, Pointer
+from headrace.router.main import RouterProcess, builder
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.replica import snapshot_format
-from headrace.router.replica.snapshot_store import Kept, Pointer
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import RouterOptions
 from tests.integration.router.test_router import until
@@ -64,10 +63,10 @@ def hostile_snapshot(subjects: Subjects, created: str) -> bytes:
     for back in range(1, 200):
         for pad in range(8):
             blocks = {"device": -back, "host": back}
-            packed = snapshot_format.pack({**header, "workers": [{**entry, "worker": "w" + "x" * pad, "blocks": blocks}]})  # type: ignore[arg-type]
+            packed = snapshot.pack({**header, "workers": [{**entry, "worker": "w" + "x" * pad, "blocks": blocks}]})  # type: ignore[arg-type]
             start = 16 + len(packed)
             if -16 < start - 8 * back < 0 and (start - 8 * back) % 8:
-                body = snapshot_format._FIXED.pack(snapshot_format.MAGIC, 1, len(packed)) + packed
+                body = snapshot._FIXED.pack(snapshot.MAGIC, 1, len(packed)) + packed
                 return body + xxhash.xxh3_128_digest(body)
     raise AssertionError("no such header")
 
@@ -115,7 +114,7 @@ class Faulty:
 async def test_a_session_that_fails_is_started_again_and_the_others_go_on(
     connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_session, "FIRST_WAIT_S", 0.2)
+    monkeypatch.setattr(pools, "FIRST_WAIT_S", 0.2)
     for pool in (GOOD, BAD):
         await put_card(connection, subjects, pool)
     before = failures()

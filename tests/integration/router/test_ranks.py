@@ -20,8 +20,7 @@ from headrace.broker.part_state import PartState
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.router.build import builder
-from headrace.router.main import RouterProcess
+from headrace.router.main import RouterProcess, builder
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions
 from headrace.workers.settings import WorkerSettings

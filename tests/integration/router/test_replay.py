@@ -12,19 +12,19 @@ import pytest
 
 from headrace.base.errors import CommandError
 from headrace.broker.codec import encode, pack_u64
-from headrace.broker.messages import HistoryEntry, KvStep, Routed, WorkerMember
+from headrace.broker.messages.control import HistoryEntry, Routed
+from headrace.broker.messages.events import KvStep
+from headrace.broker.messages.members import WorkerMember
 from headrace.cli import main
 from headrace.commands.replay import recorded, run_index, run_placements
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.router.kv_events.inventory import WorkerSlice
+from headrace.router.index.inventory import WorkerSlice
+from headrace.router.index.snapshot import SnapshotStore, Source
 from headrace.router.placement.types import Placement, Waiting
-from headrace.router.replay.rebuild import NotKept, rebuild
-from headrace.router.replay.record import MAX_HASHES, Recorder
-from headrace.router.replica.snapshot_format import Source
-from headrace.router.replica.snapshot_store import SnapshotStore
-from headrace.router.session.held_request import HeldRequest, RequestHead
+from headrace.router.replay import MAX_HASHES, NotKept, Recorder, rebuild
+from headrace.router.session.state import HeldRequest, RequestHead
 
 POOL = "p"
 

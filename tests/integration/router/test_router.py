@@ -18,17 +18,19 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import DeadlineExceeded, JobCancelled, JobRefused
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import Explain, Explanation, Inspect, Inspection, JobEvent, JobEvents, WorkerMember
+from headrace.broker.messages.control import Explain, Explanation, Inspect, Inspection
+from headrace.broker.messages.events import JobEvent, JobEvents
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Delivery, Message
 from headrace.jetstream.subjects import Subjects
-from headrace.router.session.deps import RouterDeps
 from headrace.router.session.session import RouterSession
+from headrace.router.session.state import RouterDeps
 from headrace.router.settings import SessionOptions
 from tests.conftest import Connect
 from tests.integration.broker.test_job_path import CARD, POOL, collect, has_worker, job, nothing_stored

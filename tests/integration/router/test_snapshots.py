@@ -10,17 +10,19 @@ import pytest
 
 from headrace.broker.codec import decode, encode, pack_u64
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import KvDump, KvReset, KvStep, WorkerControl, WorkerMember
+from headrace.broker.messages.control import KvDump, WorkerControl
+from headrace.broker.messages.events import KvReset, KvStep
+from headrace.broker.messages.members import WorkerMember
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.router.replica.deps import ReplicaDeps
-from headrace.router.replica.follower import KvFollower
-from headrace.router.replica.settings import SnapshotSettings
-from headrace.router.replica.snapshot_store import Pointer, SnapshotStore, UnreadablePointer
+from headrace.router.index.follower import KvFollower
+from headrace.router.index.snapshot import Pointer, SnapshotStore, UnreadablePointer
+from headrace.router.index.snapshotter import ReplicaDeps
+from headrace.router.settings import SnapshotSettings
 from tests.support.router.cache_oracle import OracleView, contents
 
 POOL = "p"

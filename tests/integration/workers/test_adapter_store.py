@@ -14,7 +14,7 @@ import pytest_asyncio
 from headrace.cli import main
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.adapter_folders import adapter_folder
 from tests.support.local_deployment import serving, sim
 

@@ -15,12 +15,12 @@ from prometheus_client import Counter
 
 from headrace.broker.metrics import MOVED, OPEN
 from headrace.cli import main
-from headrace.commands.operating.control import live_workers
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.metrics import PREFILL_FAILURES, PREFILLED_TOKENS
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.local_deployment import Serving, serving, sim
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from examples.echo_engine import EOS, EchoEngine
 from headrace.base.errors import EXIT_CONFIGURATION
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineConfig, Output, Sequence

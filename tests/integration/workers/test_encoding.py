@@ -15,8 +15,7 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode_worker_control, encode
-from headrace.broker.messages import Generation, Spill
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
+from headrace.broker.messages.requests import EncodeMedia, Generation, MediaEncoded, Spill
 from headrace.jetstream.client import Connection
 from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.ports import Message
@@ -24,13 +23,11 @@ from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS, Topology
 from headrace.workers.encoding import server as server_module
-from headrace.workers.encoding.names import in_order, object_name
-from headrace.workers.encoding.record import seal
-from headrace.workers.encoding.server import EncodeServer
+from headrace.workers.encoding.server import EncodeServer, in_order, object_name, seal
 from headrace.workers.encoding.source import EmbeddingSource, SourceDeps
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.runtime.media_embeddings import MediaOrigin
+from headrace.workers.runtime.sequences import MediaOrigin
 from tests.support.guarded_server import guarded_server
 
 POOL = "p"

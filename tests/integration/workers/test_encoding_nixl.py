@@ -17,19 +17,17 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from headrace.broker.messages import Generation
-from headrace.broker.messages.encoding import LentRecord
+from headrace.broker.messages.requests import Generation, LentRecord
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import EMBEDDINGS
-from headrace.workers.encoding.lending import LentMemory
-from headrace.workers.encoding.names import in_order, object_name
-from headrace.workers.encoding.reading import RecordReader
+from headrace.workers.encoding.lending import LentMemory, RecordReader
+from headrace.workers.encoding.server import in_order, object_name
 from headrace.workers.encoding.source import EmbeddingSource, Reading, SourceDeps
 from headrace.workers.engine import Sequence
-from headrace.workers.runtime.media_embeddings import MediaOrigin
+from headrace.workers.runtime.sequences import MediaOrigin
 from tests.support.encode_process import POOL, WORD, EncodeProcess, embeddings
 from tests.support.nixl_peer import needs_nixl
 

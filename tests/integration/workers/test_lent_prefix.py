@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from headrace.workers.sim.answers.tokens import expected_ids, expected_text
+from headrace.workers.sim.tokens import expected_ids, expected_text
 from tests.integration.headrace.test_operator_commands import headrace
 from tests.support.handovers import no_block_is_kept, workers
 from tests.support.nixl_peer import needs_nixl

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.workers.nixl.agent import Agent
-from headrace.workers.nixl.arena import Arena
-from headrace.workers.nixl.errors import BadCard, BlocksBusy, PeerUnknown
+from headrace.workers.nixl.descriptors import Arena, BadCard, BlocksBusy, PeerUnknown
 from tests.support.nixl_peer import PeerProcess, drive, needs_nixl, settle, sums
 
 pytestmark = [needs_nixl, pytest.mark.fault]

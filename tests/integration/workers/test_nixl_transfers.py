@@ -11,10 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.workers.nixl.agent import Agent
-from headrace.workers.nixl.arena import Arena
-from headrace.workers.nixl.card import unpack
-from headrace.workers.nixl.errors import BadBlocks, BadCard, Closed, PeerUnknown
+from headrace.workers.nixl.agent import Agent, unpack
+from headrace.workers.nixl.descriptors import Arena, BadBlocks, BadCard, Closed, PeerUnknown
 from tests.support.nixl_peer import PeerProcess, drive, fill, needs_nixl, sums
 
 pytestmark = [needs_nixl, pytest.mark.slow]

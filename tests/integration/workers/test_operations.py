@@ -17,17 +17,17 @@ import pytest_asyncio
 
 import headrace.router.main
 from headrace.broker.codec import decode
-from headrace.broker.messages import Operated, WorkerMember
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.operator import Operated
 from headrace.cli import main
-from headrace.commands.operating.control import live_workers
+from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.router.build import builder
-from headrace.router.main import run_router
+from headrace.router.main import builder, run_router
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions, SessionOptions
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.local_deployment import Serving, serving, sim
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
@@ -109,7 +109,7 @@ async def member(connection: Connection, names: Subjects, name: str) -> WorkerMe
 async def running(api: httpx.AsyncClient, connection: Connection, names: Subjects, name: str, runs: int = 1) -> None:
     """Wait until a worker runs so many requests."""
     from headrace.broker.codec import encode
-    from headrace.broker.messages import Inspect, Inspection
+    from headrace.broker.messages.control import Inspect, Inspection
 
     async def busy() -> bool:
         subject = names.control((await member(connection, names, name)).worker)

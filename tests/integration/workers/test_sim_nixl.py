@@ -13,10 +13,10 @@ import pytest
 
 from headrace.workers.engine import Fault, Handover, Output, Role
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.nixl.errors import NixlUnavailable
-from headrace.workers.sim.answers.tokens import expected_ids
+from headrace.workers.nixl.descriptors import NixlUnavailable
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.transfer.nixl_fabric import NixlFabric
+from headrace.workers.sim.nixl_fabric import NixlFabric
+from headrace.workers.sim.tokens import expected_ids
 from tests.support.sim_peer import Peer, Seen, config, sequence
 
 pytestmark = [pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed"), pytest.mark.slow]

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headrace.broker.codec import decode_worker_control, encode
-from headrace.broker.messages import Done, Inspect, Inspection, Record, WorkerMember
+from headrace.broker.messages.control import Done, Inspect, Inspection
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.prefill import AnyWorkerControl, SetRole
+from headrace.broker.messages.requests import Record
 from headrace.cli import main
-from headrace.commands.operating import control
+from headrace.commands import control
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.ports import Message

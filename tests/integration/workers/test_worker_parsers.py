@@ -11,10 +11,12 @@ import pytest
 
 from headrace.broker.codec import decode, encode, pack_u32
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.jobs import Job, new_id
-from headrace.broker.messages import Drain, Finish, Generation, Inspect, Inspection, Parsing, Sampling, Text, WorkerMember
+from headrace.broker.jobs import Job, OutputParts, new_id, parts_of
+from headrace.broker.messages.control import Drain, Inspect, Inspection
+from headrace.broker.messages.frames import Finish, Text
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Generation, Parsing, Sampling
 from headrace.broker.models.cards import ModelCard
-from headrace.broker.output_parts import OutputParts, parts_of
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects, pool_id

@@ -12,18 +12,16 @@ import msgspec
 
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord, line_name
-from headrace.broker.batches.service import Batches, NewBatch
+from headrace.broker.batches.service import Batches, BatchOwner, NewBatch
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.store import BatchStore, BatchView
-from headrace.broker.batches.stored_files import StoredFiles
+from headrace.broker.batches.store import BatchStore, BatchView, StoredFiles
 from headrace.broker.batches.validation import InputLimits
-from headrace.broker.durable.result_store import ResultStore, decode_result
+from headrace.broker.durable.results import ResultStore, decode_result
 from headrace.broker.files.records import FileRecord
 from headrace.broker.files.store import FileStore
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import JobResult, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery

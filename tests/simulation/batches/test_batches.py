@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.broker.batches import results
 from headrace.broker.batches.batch_run import BatchRun
-from headrace.broker.batches.progress import LineProgress
-from headrace.broker.batches.record import BatchRecord
-from headrace.broker.batches.results import result_poller
+from headrace.broker.batches.record import BatchRecord, LineProgress
 from headrace.broker.batches.store import BatchStore, StoredBatch, batch_key
 from tests.simulation.batches.deployment import scenario
 from tests.simulation.search import assert_holds, assert_survives_every_step
@@ -49,14 +48,14 @@ def test_a_batch_survives_several_faults(run: str, config: SimConfig) -> None:
 
 
 def test_a_batch_expires_with_one_end_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_poller, "LOOK_S", 3.0)
+    monkeypatch.setattr(results, "LOOK_S", 3.0)
     slow = scenario(SimConfig(noise=0.05), until_s=200.0, window="1m", slow_s=300.0)
     assert assert_holds(slow, range(15)) > 1000
 
 
 def test_a_window_that_ends_about_when_the_last_line_does_leaves_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the seed the batch is complete or expired: never both, and each line is in one file."""
-    monkeypatch.setattr(result_poller, "LOOK_S", 1.0)
+    monkeypatch.setattr(results, "LOOK_S", 1.0)
     ends: set[str] = set()
     move = BatchRun._move
 

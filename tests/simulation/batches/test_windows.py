@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.batches import batch_run
+from headrace.broker.batches import batch_run, results
 from headrace.broker.batches.record import BatchRecord
-from headrace.broker.batches.results import result_poller
 from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
+from headrace.broker.durable.carrier.intake import WaitingJobs
 from tests.simulation.batches.windows import BatchWindows
 from tests.simulation.virtual.network import CALM
 from tests.simulation.virtual.world import World
@@ -30,7 +29,7 @@ def ends(**options: Any) -> dict[str, BatchRecord]:
 
 @pytest.fixture(autouse=True)
 def _look_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_poller, "LOOK_S", 10.0)
+    monkeypatch.setattr(results, "LOOK_S", 10.0)
 
 
 def take_in_order_of_arrival(self: WaitingJobs, _started: Mapping[str, int]) -> HeldJob | None:

@@ -15,16 +15,15 @@ import msgspec
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.service import Batches, NewBatch
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.store import BatchStore
-from headrace.broker.batches.stored_files import StoredFiles
+from headrace.broker.batches.store import BatchStore, StoredFiles
 from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
-from headrace.broker.durable.decision import window
-from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.carrier.intake import WaitingJobs
+from headrace.broker.durable.results import ResultStore
 from headrace.broker.durable.stored_job import parse_job
+from headrace.broker.durable.stream_writer import window
 from headrace.broker.files.records import FileRecord
 from headrace.broker.files.store import FileStore
-from headrace.broker.messages import JobResult, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.topology import JOB_ACK_WAIT_S, Topology, job_consumer
 from tests.simulation.batches.deployment import ENDPOINT, SUBJECTS, TENANT, Deployment, input_lines

@@ -24,11 +24,11 @@ from uvicorn.server import ServerState
 
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.frontend.app import build_frontend
 from headrace.frontend.http.connections import Connections
@@ -36,17 +36,17 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.router.index.follower import KvFollower
 from headrace.router.index.prefix import PurePrefixIndex
+from headrace.router.index.snapshotter import ReplicaDeps
 from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.replay.record import Recorder
-from headrace.router.replica.deps import ReplicaDeps
-from headrace.router.replica.follower import KvFollower
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.ports import PoolIndex
+from headrace.router.replay import Recorder
 from headrace.router.session.session import RouterSession
+from headrace.router.session.state import PoolIndex, RouterDeps
 from headrace.router.settings import RouterOptions, SessionOptions
+from headrace.workers.detokenize import TokenTable
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
@@ -55,7 +55,6 @@ from headrace.workers.registration import build_card, read_card_files
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.text.pipeline import TokenTable
 from tests.simulation.cost.counted_processes import CountedProcess
 from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM

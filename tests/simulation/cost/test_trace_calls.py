@@ -9,13 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
+from headrace.frontend import tracer as module
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.tracing import tracer as module
-from headrace.frontend.tracing.context import TraceContext
-from headrace.frontend.tracing.otlp import OtlpExporter
-from headrace.frontend.tracing.otlp_bytes import encode
-from headrace.frontend.tracing.spans import SpanData
-from headrace.frontend.tracing.tracer import Tracer
+from headrace.frontend.spans import SpanData, TraceContext
+from headrace.frontend.tracer import OtlpExporter, Tracer, encode
 from tests.simulation.cost.deployment import Cost, chat
 
 pytest.importorskip("opentelemetry.sdk")

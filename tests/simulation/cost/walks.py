@@ -18,10 +18,9 @@ from unittest.mock import patch
 
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.part_state import PartState
-from headrace.config.planner_settings import PlannerSettings
+from headrace.config.options import PlannerSettings
 from headrace.jetstream.topology import Topology
-from headrace.planner.desired_page import DesiredPage
-from headrace.planner.planner_process import PlannerProcess
+from headrace.planner.process import DesiredPage, PlannerProcess
 from tests.simulation.batches.deployment import Deployment
 from tests.simulation.cost import deployment as cost
 from tests.simulation.cost.deployment import HEAD, SUBJECTS, Cost, Socket, chat

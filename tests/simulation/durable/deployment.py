@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from headrace.broker.codec import decode
-from headrace.broker.durable.cancel import JobCanceller
 from headrace.broker.durable.carrier.carrier import Carrier
 from headrace.broker.durable.errors import StreamIncomplete
-from headrace.broker.durable.fold import JobState, fold
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.durable.reader import JobReader
-from headrace.broker.durable.result_store import decode_result
+from headrace.broker.durable.results import decode_result
+from headrace.broker.durable.stored_jobs import JobCanceller
+from headrace.broker.durable.stream_writer import JobState, fold
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.messages import (
+from headrace.broker.messages.durable import (
     HEADER_BATCH,
     HEADER_CLASS,
     HEADER_DEADLINE,
@@ -30,12 +30,12 @@ from headrace.broker.messages import (
     HEADER_STREAM,
     JobResult,
     StreamEntry,
-    WorkerMember,
 )
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import CarrierSettings, IngressSettings, SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects

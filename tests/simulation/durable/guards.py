@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 from headrace.broker.durable import stream_writer
-from headrace.broker.durable.carrier import admission
-from headrace.broker.durable.carrier.admission import JobAdmission
-from headrace.broker.durable.carrier.crash_writer import CrashWriter
+from headrace.broker.durable.carrier import intake
+from headrace.broker.durable.carrier.carrier import JobSweeper
 from headrace.broker.durable.carrier.held_job import HeldJob
+from headrace.broker.durable.carrier.intake import JobAdmission
 from headrace.broker.durable.carrier.job_end import JobEnder
-from headrace.broker.durable.carrier.job_run import JobRunner
-from headrace.broker.durable.carrier.sweep import JobSweeper
-from headrace.broker.durable.outside_end import OutsideEnds
-from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.carrier.job_run import CrashWriter, JobRunner
+from headrace.broker.durable.results import OutsideEnds, ResultStore
 from headrace.broker.durable.stream_writer import DurableStreamWriter
-from headrace.broker.ingress.submitter import Submitter
-from headrace.broker.messages import JobResult
+from headrace.broker.ingress.submit import Submitter
+from headrace.broker.messages.durable import JobResult
 from headrace.broker.protocol.resume import Resume
 from headrace.jetstream.errors import JetStreamError
 
@@ -135,14 +133,14 @@ def a_stream_is_folded_before_its_job_is_submitted(patch: pytest.MonkeyPatch) ->
 
 @guard
 def the_end_of_a_stream_is_read_before_anything_else(patch: pytest.MonkeyPatch) -> None:
-    real = admission.read_stream
+    real = intake.read_stream
 
     async def read(*args: Any) -> Any:
         state = await real(*args)
         state.end = None
         return state
 
-    patch.setattr(admission, "read_stream", read)
+    patch.setattr(intake, "read_stream", read)
 
 
 @guard
@@ -179,7 +177,7 @@ def a_stream_is_cancelled_in_the_stream(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_malformed_job_has_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("headrace.broker.durable.carrier.malformed_jobs.MalformedJobs.end", lambda *_: None)
+    patch.setattr("headrace.broker.durable.carrier.intake.MalformedJobs.end", lambda *_: None)
 
 
 @guard
@@ -192,7 +190,7 @@ def jobs_without_a_carrier_are_swept(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def carriers_that_died_of_a_job_are_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission, "is_carrier_poison", lambda _state, _dead: False)
+    patch.setattr(intake, "is_carrier_poison", lambda _state, _dead: False)
 
 
 @guard

@@ -16,7 +16,9 @@ import msgspec
 from headrace.broker.durable.names import JobRef, job_id, job_of_run, job_token
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Generation, JobFault, JobResult, ResultResponse, ResultTokens, Row
+from headrace.broker.messages.durable import JobResult, ResultResponse, ResultTokens
+from headrace.broker.messages.frames import JobFault, Row
+from headrace.broker.messages.requests import Generation
 from headrace.jetstream.subjects import slug
 from tests.simulation.protocol.requests import CARD, RunNote, Wish, tag_of, token
 from tests.simulation.virtual.machine import Machine

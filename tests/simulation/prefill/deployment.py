@@ -11,22 +11,22 @@ from headrace.broker.errors import AdmissionError, JobError
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Generation, Sampling, WorkerMember
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import Generation, Sampling
 from headrace.broker.settings import IngressSettings, SessionSettings
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology
+from headrace.workers.detokenize import TokenTable
 from headrace.workers.engine import DisaggStyle
-from headrace.workers.handover.coordinator import HandoverCoordinator
-from headrace.workers.handover.decode_side import HandoverDeps
-from headrace.workers.handover.prefill_side import Clocks, PrefillSide
-from headrace.workers.handover.prefix_lending import PrefixLender
+from headrace.workers.runtime.decode_side import HandoverDeps
+from headrace.workers.runtime.handover import HandoverCoordinator
+from headrace.workers.runtime.prefill_side import Clocks, PrefillSide, PrefixLender
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
-from headrace.workers.text.pipeline import TokenTable
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 from tests.simulation.prefill.engine import LEASE_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol.requests import CARD, POOL
 from tests.simulation.protocol.shape import SUBJECTS, TIMING

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from headrace.broker import prefill_server
 from headrace.broker.messages.prefill import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
-from headrace.broker.prefill import server
-from headrace.broker.prefill.client import Asked, PrefillClient
-from headrace.broker.prefill.server import PrefillServer
-from headrace.broker.worker.operating.withdrawal import Withdrawal
-from headrace.broker.worker.run_lifecycle import RunLifecycle
-from headrace.workers.handover.decode_side import RemotePrefillRun
+from headrace.broker.prefill_client import Asked, PrefillClient
+from headrace.broker.prefill_server import PrefillServer
+from headrace.broker.worker.drain import Withdrawal
+from headrace.broker.worker.runs import RunLifecycle
+from headrace.workers.runtime.decode_side import RemotePrefillRun
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.guard_search import Report, assert_matters
 from tests.simulation.prefill.test_prefill import SCENARIOS
@@ -64,7 +64,7 @@ def a_job_that_nobody_waits_for_is_stale(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_drop_that_got_lost_is_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(server, "ASK_AGAIN_S", 1000.0)
+    patch.setattr(prefill_server, "ASK_AGAIN_S", 1000.0)
 
 
 class NobodyDies:
@@ -90,7 +90,7 @@ def the_dead_want_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def who_leaves_keeps_what_it_has_promised(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(server, "PROMISED_S", 0.0)
+    patch.setattr(prefill_server, "PROMISED_S", 0.0)
 
 
 def a_promise_outlives_the_lease_of_whom_it_was_made_to(patch: pytest.MonkeyPatch) -> None:

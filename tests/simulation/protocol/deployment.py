@@ -17,13 +17,16 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import AdmissionError, JobError
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
-from headrace.broker.protocol.group_testing import POISON_WEIGHT
+from headrace.broker.messages.control import Claim, ClaimReply
+from headrace.broker.messages.durable import DeadLetter
+from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.requests import HEADER_HISTORY, Generation
+from headrace.broker.protocol.quarantine import POISON_WEIGHT
 from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import IngressSettings, SessionSettings
-from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.broker.messages import Finish, JobFault, LoadReport
+from headrace.broker.messages.events import LoadReport
+from headrace.broker.messages.frames import Finish, JobFault
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.session import WorkerSession
 from tests.simulation.protocol.requests import Pipeline, RunNote, Wish, token
@@ -28,7 +29,7 @@ class Work:
 
 
 class SimEngine:
-    """Implements `headrace.broker.worker.ports.Executor`. `begin` notes a start and checks that it was allowed."""
+    """Implements `headrace.broker.worker.state.Executor`. `begin` notes a start and checks that it was allowed."""
 
     def __init__(self, machine: Machine, begin: Callable[[SimEngine, Run, bytes], tuple[RunNote, Wish]]) -> None:
         self.machine = machine

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Generation, Row
+from headrace.broker.messages.frames import Row
+from headrace.broker.messages.requests import Generation
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import pool_id
 from tests.simulation.virtual.machine import Machine

@@ -13,9 +13,8 @@ from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.ports import SchedulingPort
 from headrace.router.session.session import RouterSession
+from headrace.router.session.state import RouterDeps, SchedulingPort
 from headrace.router.settings import SessionOptions
 from tests.simulation.virtual.machine import Machine
 from tests.support.router.scheduler import RandomScheduler

@@ -1,4 +1,4 @@
-"""`headrace.jetstream.ports.buckets.Bucket` and its watches over the simulated server."""
+"""`headrace.jetstream.ports.Bucket` and its watches over the simulated server."""
 
 from __future__ import annotations
 

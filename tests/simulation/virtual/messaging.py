@@ -1,4 +1,4 @@
-"""`headrace.jetstream.ports.messaging.Messaging` over the simulated server."""
+"""`headrace.jetstream.ports.Messaging` over the simulated server."""
 
 from __future__ import annotations
 

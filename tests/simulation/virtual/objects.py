@@ -1,4 +1,4 @@
-"""`headrace.jetstream.ports.objects.ObjectBucket` over the simulated server."""
+"""`headrace.jetstream.ports.ObjectBucket` over the simulated server."""
 
 from __future__ import annotations
 

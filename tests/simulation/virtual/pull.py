@@ -1,4 +1,4 @@
-"""`headrace.jetstream.ports.messaging.PullLoop` and `Delivery` over the simulated server."""
+"""`headrace.jetstream.ports.PullLoop` and `Delivery` over the simulated server."""
 
 from __future__ import annotations
 

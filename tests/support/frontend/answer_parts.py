@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Part, Row
+from headrace.broker.messages.frames import Finish, Part, Row
 from tests.support.frontend.fakes import Script, Step
 
 

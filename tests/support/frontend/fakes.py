@@ -14,18 +14,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.broker.batches.service import Batches
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.store import BatchStore
-from headrace.broker.batches.stored_files import StoredFiles
+from headrace.broker.batches.store import BatchStore, StoredFiles
 from headrace.broker.errors import UnknownModel
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.uploads import UploadStore
-from headrace.broker.ingress.journey import Journey
+from headrace.broker.ingress.timeline import Journey
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Explanation, Finish, Row, TokenLogprob
+from headrace.broker.messages.control import Explanation
+from headrace.broker.messages.frames import Finish, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.app import Frontend, Stores, build_frontend
-from headrace.frontend.files.limits import file_limits
-from headrace.frontend.request_audit.audited_app import Notes
+from headrace.frontend.files import file_limits
+from headrace.frontend.request_audit import Notes
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import Subjects
 from tests.support.memory_store import MemoryMessaging

@@ -11,9 +11,8 @@ import msgspec
 
 from headrace.broker.durable.names import run_id
 from headrace.broker.durable.stored_job import StoredJob
-from headrace.broker.messages import Row
-from headrace.frontend.jobs.rendered_answer import RenderedAnswer
-from headrace.frontend.jobs.renderer import ApiRenderer
+from headrace.broker.messages.frames import Row
+from headrace.frontend.job_renderer import ApiRenderer, RenderedAnswer
 from tests.support.frontend.fakes import FakeIngress
 
 STORED = 1_700_000_000.0

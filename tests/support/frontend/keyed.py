@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.broker.codec import encode
-from headrace.broker.keys.key_texts import digest_of, new_key_id, new_key_text
-from headrace.broker.keys.records import CLIENT_SCOPES, KeyHash, KeyRecord
+from headrace.broker.keys import CLIENT_SCOPES, KeyHash, KeyRecord, digest_of, new_key_id, new_key_text
 from headrace.frontend.app import Frontend, build_frontend
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.settings import FrontendSettings

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, PoolingInput, Row
+from headrace.broker.messages.frames import Finish, Row
+from headrace.broker.messages.requests import PoolingInput
 from tests.support.frontend.fakes import CARD, FILES, MODEL, TOKENIZER, Call, FakeIngress, FakeServed, Step, frontend, post
 
 EMBEDDER, SCORER, CLASSIFIER = "org/embedder", "org/scorer", "org/classifier"

@@ -7,11 +7,11 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.publisher import NewJob
 from headrace.broker.durable.reader import EventFollow
-from headrace.broker.durable.stored_job import StoredJob, parse_job
-from headrace.broker.messages import JobFault, JobResult, ResultError, ResultResponse, StreamEntry
-from headrace.frontend.jobs.renderer import ApiRenderer
+from headrace.broker.durable.stored_job import NewJob, StoredJob, parse_job
+from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse, StreamEntry
+from headrace.broker.messages.frames import JobFault
+from headrace.frontend.job_renderer import ApiRenderer
 from headrace.jetstream.ports import MessageBatch, StoredMessage, StreamState
 from tests.support.frontend.fakes import FakeIngress
 from tests.support.frontend.jobs import NONCE, rendered, rows_of

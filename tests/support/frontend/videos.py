@@ -10,7 +10,9 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headrace.broker.jobs import Job
-from headrace.broker.messages import JobFault, JobResult, Picture
+from headrace.broker.messages.durable import JobResult
+from headrace.broker.messages.frames import JobFault
+from headrace.broker.messages.requests import Picture
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, end, frontend, row

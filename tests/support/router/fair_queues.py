@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from headrace.router.placement.fairness.fair_queue import FairQueue
-from headrace.router.placement.fairness.settings import FairClass, FairnessSettings
+from headrace.router.placement.fair_queue import FairQueue
+from headrace.router.placement.settings import FairClass, FairnessSettings
 from headrace.router.placement.types import Waiting
 
 _numbers = itertools.count()

@@ -6,8 +6,7 @@ from array import array
 
 from hypothesis import strategies as st
 
-from headrace.router.index.interface import BlockTable
-from headrace.router.index.types import TIERS
+from headrace.router.index.types import TIERS, BlockTable
 from tests.support.router.index_model import ModelIndex, check_ends, dumped
 
 # few values, so that they meet; 0 and the largest u64 are legal, and some differ only in bits that a careless hash drops

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 
-from headrace.router.index.interface import ASSUMED, PLANE_OF, BlockTable
-from headrace.router.index.types import Overlap, Tier
+from headrace.router.index.types import ASSUMED, PLANE_OF, BlockTable, Overlap, Tier
 
 IMPLEMENTATIONS = ["pure", *(["compiled"] if importlib.util.find_spec("headrace.router.index._table") else [])]
 

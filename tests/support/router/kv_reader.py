@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker.codec import decode, unpack_u64
-from headrace.broker.messages import KvMessage, KvReset, KvStep
+from headrace.broker.messages.events import KvMessage, KvReset, KvStep
 
 Blocks = dict[str, set[int]]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.broker.messages import JobEvent, LoadReport
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
+from headrace.broker.messages.events import JobEvent, LoadReport
+from headrace.router.index.view import Caches, create_index
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision, Placement, Waiting, WorkerInfo

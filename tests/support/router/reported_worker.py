@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.messages import LoadReport
+from headrace.broker.messages.events import LoadReport
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.types import WorkerInfo

@@ -9,9 +9,7 @@ from typing import Any, cast
 from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.subjects import Subjects
-from headrace.router.session.deps import RouterDeps
-from headrace.router.session.state import RouterState, ServingPermission
-from headrace.router.session.window import RequestWindow
+from headrace.router.session.state import RequestWindow, RouterDeps, RouterState, ServingPermission
 
 
 def router_deps(messaging: Any = None, members: Any = None, **more: Any) -> RouterDeps:

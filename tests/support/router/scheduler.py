@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headrace.broker.messages import Candidate, Explanation, JobEvent, LoadReport
+from headrace.broker.messages.control import Candidate, Explanation
+from headrace.broker.messages.events import JobEvent, LoadReport
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 
 FORGOTTEN_S = 10.0  # a placement that nobody has confirmed takes up no room any more

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 
 PACKAGE_DIR = Path(__file__).parent / "package"
 VERSION_VARIABLE = "TENSORRT_LLM_STAND_IN"

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.disagg.node import Request
 from benchmarks.disagg.world import World
 from headrace.broker.blocks import block_chain
-from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlanner
 from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
+from headrace.router.placement.transfer import PrefillView
 from headrace.workers.engine import Role
 from headrace.workers.sim.settings import SimSettings
 

@@ -9,10 +9,9 @@ from benchmarks.planning.__main__ import SLOW, Arena, turns
 from benchmarks.planning.clairvoyant import Clairvoyant
 from benchmarks.planning.dynamo_rules import PublishedRules
 from benchmarks.planning.traffic import rates, read, stretched, waves
-from headrace.planner.capacity import Targets
-from headrace.planner.observation import RequestSight
-from headrace.planner.replay.engines import Request
-from headrace.planner.speed_curve import Speed
+from headrace.planner.capacity import Speed, Targets
+from headrace.planner.observe import RequestSight
+from headrace.planner.replay import Request
 from tests.support.planner_sights import seen, worker
 
 LOOSE = Targets(ttft_s=12.0, itl_s=1.2)

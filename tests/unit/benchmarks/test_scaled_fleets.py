@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from benchmarks.fleet_kinds import Kind
 from benchmarks.scaled_fleets import planner_of, play
-from headrace.config.planner_settings import PlannerSettings
+from headrace.config.options import PlannerSettings
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.trace import Trace, TraceRequest
 

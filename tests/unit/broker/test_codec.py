@@ -25,7 +25,8 @@ from headrace.broker.codec import (
     unpack_u64_array,
 )
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
-from headrace.broker.messages import Claim, Drain, Envelope, HistoryEntry, Record
+from headrace.broker.messages.control import Claim, Drain, HistoryEntry
+from headrace.broker.messages.requests import Envelope, Record
 from headrace.broker.models import cards
 
 EVERY_RECORD = sorted(

@@ -6,7 +6,11 @@ import re
 import subprocess
 import sys
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.broker import metrics
+from headrace.broker.metrics import OTHER, BoundedLabel
 from tests.docs.blocks import ROOT
 
 PACKAGES = ("broker", "router", "workers", "frontend")
@@ -30,3 +34,10 @@ def test_a_new_process_shows_them_at_0() -> None:
         assert f'headrace_broker_moved_total{{reason="{reason}"}} 0.0' in shown
     assert 'headrace_broker_malformed_total{kind="frame"} 0.0' in shown
     assert 'headrace_broker_lease_lapses_total{role="worker"} 0.0' in shown
+
+
+@given(st.lists(st.text(max_size=3), max_size=60), st.integers(0, 8))
+def test_the_first_values_keep_their_names_and_the_rest_share_one(values: list[str], most: int) -> None:
+    label = BoundedLabel(most)
+    first = list(dict.fromkeys(values))[:most]
+    assert [label.of(value) for value in values] == [value if value in first else OTHER for value in values]

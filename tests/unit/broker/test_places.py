@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.messages import LoadReport, RankLoad, WorkerMember
+from headrace.broker.messages.events import LoadReport, RankLoad
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.places import place_name, places_of, rank_of, ranks_of, reports_of, worker_of
 from headrace.jetstream.errors import SubjectError
 from headrace.jetstream.subjects import Subjects

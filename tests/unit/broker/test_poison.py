@@ -21,9 +21,12 @@ from headrace.broker.codec import (
 )
 from headrace.broker.errors import WireError
 from headrace.broker.ingress.inbox import IngressInbox
-from headrace.broker.ingress.story_book import StoryBook
-from headrace.broker.messages import Envelope, Finish, Frame, KvMessage, LoadReport, Part, Pooling, Record, Row, StreamEntry
+from headrace.broker.ingress.timeline import StoryBook
+from headrace.broker.messages.durable import StreamEntry
+from headrace.broker.messages.events import KvMessage, LoadReport
+from headrace.broker.messages.frames import Finish, Frame, Part, Row
 from headrace.broker.messages.prefill import PrefillJob
+from headrace.broker.messages.requests import Envelope, Pooling, Record
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from headrace.broker import errors as broker
-from headrace.broker.batches.errors import InputInvalid
+from headrace.broker.batches.record import InputInvalid
 from headrace.broker.durable.errors import CarrierLost, JobRejected
-from headrace.broker.prefill.errors import PrefillFailed
+from headrace.broker.prefill_client import PrefillFailed
 from headrace.frontend.errors import FrontendError, Translated, translate
 from headrace.jetstream.errors import NotConnected
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, frontend, get, post, row

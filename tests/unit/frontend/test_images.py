@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Picture, Spill
+from headrace.broker.messages.requests import Picture, Spill
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.images import PATH
 from headrace.frontend.settings import FrontendSettings

@@ -15,10 +15,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.errors import Overloaded
-from headrace.broker.ingress.journey import Journey
+from headrace.broker.ingress.timeline import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.protocol.job_record import JobRecord
-from headrace.frontend.generation.request_story import RequestStory
+from headrace.frontend.generation.explain import RequestStory
 from tests.support.frontend.fakes import (
     CARD,
     FILES,

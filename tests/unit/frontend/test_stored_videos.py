@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.messages import JobFault, JobResult, ResultError
+from headrace.broker.messages.durable import JobResult, ResultError
+from headrace.broker.messages.frames import JobFault
 from headrace.frontend import stored_videos
 from headrace.frontend.stored_videos import VideoRecord
 from tests.support.frontend.fakes import Call

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.errors import BrokerError
-from headrace.broker.messages import Picture, Spill
+from headrace.broker.messages.requests import Picture, Spill
 from headrace.frontend import videos
+from headrace.frontend.generation.sse import UsageCounter
 from headrace.frontend.videos import VideoTooLarge, VideoWriter, measures
-from headrace.frontend.writers.usage import UsageCounter
 from tests.support.frontend.fakes import end, row
 from tests.support.painter import mp4
 

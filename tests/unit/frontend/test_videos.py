@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.broker.errors import Overloaded
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from tests.support.frontend.fakes import MODEL, Call, chat
 from tests.support.frontend.videos import FILE, Studio
 

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.jetstream.errors import SubjectError
-from headrace.jetstream.kv import check_key, check_pattern
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects, check_token, pool_id, slug, tenant_token
+from headrace.jetstream.watch import check_key, check_pattern
 
 anything = st.text(max_size=120)
 SUBJECTS = Subjects("hr")

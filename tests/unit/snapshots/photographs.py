@@ -25,7 +25,7 @@ from headrace.base import errors as command_errors
 from headrace.base.errors import HeadraceError
 from headrace.broker.codec import encode
 from headrace.cli import build_parser, command_names
-from headrace.cli.help_flags import ShowUsualHelp
+from headrace.commands.groups import ShowUsualHelp
 from headrace.commands.info import show_config
 from headrace.commands.run import exit_code
 from headrace.config.options import Command, all_options

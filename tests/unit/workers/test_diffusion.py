@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.messages import Picture
+from headrace.broker.messages.requests import Picture
 from headrace.frontend.videos import measures
 from headrace.workers.diffusion import SUPPORT, DiffusionEngine, check_folder
 from headrace.workers.engine import Engine, EngineConfig, PoolItem, Role

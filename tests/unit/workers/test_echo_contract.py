@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from examples.echo_engine import EchoEngine
 from headrace.workers.engine import EngineConfig
-from headrace.workers.engine_support import EngineSupport, words
+from headrace.workers.kit import EngineSupport, words
 from tests.engine_contract.caching import CachingContract
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, StoppedContract, descendants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.bounded_label import BoundedLabel
+from headrace.broker.metrics import BoundedLabel
 from headrace.workers import metrics
 
 

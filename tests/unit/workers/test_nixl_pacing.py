@@ -10,7 +10,7 @@ from tests.support.nixl_peer import needs_nixl
 pytestmark = needs_nixl  # which does not import it: it brings PyTorch along
 
 SHOW = """
-from headrace.workers.nixl_pacing import PAUSE_US, pace_nixl
+from headrace.workers.kit import PAUSE_US, pace_nixl
 from nixl import _api
 real = _api.nixlBind.nixlAgentConfig
 assert pace_nixl()

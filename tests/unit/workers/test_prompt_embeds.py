@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.workers.engine import StoredTensor, read_matrix, read_tensor
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.prompt_embeds import StoredTensor, read_matrix, read_tensor
 
 GLOBAL = b"ctorch._utils\n_rebuild_tensor_v2\n"
 HOOKS = b"ccollections\nOrderedDict\n)R"

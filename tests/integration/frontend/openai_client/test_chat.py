@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.integration.frontend.openai_client.calls import HI, MODEL, SCHEMA, chat, complete, events, said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

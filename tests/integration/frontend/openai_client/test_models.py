@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from headrace.workers.sim.answers.tokens import expected_text
+from headrace.workers.sim.tokens import expected_text
 from tests.support.local_deployment import Serving, serving, sim
 
 ONE = sim("acme/one", aliases=("small", "gpt-4o-mini"), args={"adapters": ["sql", "law"]})

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from headrace.broker.part_state import PartState
-from headrace.commands.operating.control import live_workers
-from headrace.commands.probe_server import serve_probes
-from headrace.console.overview_rows import StartingWorker
-from headrace.console.readers import Readers
+from headrace.commands.control import live_workers
+from headrace.commands.run import serve_probes
+from headrace.console.readers import Readers, StartingWorker
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.integration.broker.test_job_path import worker

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.ingress import claims
-from headrace.broker.messages import HistoryEntry
+from headrace.broker.ingress import inbox
+from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.protocol import job_record, judge
 from headrace.broker.protocol.judge import Judge
 from tests.simulation.protocol.guards.registry import guard
@@ -26,7 +26,7 @@ def who_is_back_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def who_drains_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(claims, "drained_key", lambda worker: f"nothing.{worker}")
+    patch.setattr(inbox, "drained_key", lambda worker: f"nothing.{worker}")
 
 
 @guard

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.ingress.resubmitter import Resubmitter
-from headrace.broker.messages import Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
+from headrace.broker.ingress.submit import Resubmitter
+from headrace.broker.messages.control import Check, CheckReply, ClaimReply, Refuse, RefuseReply
+from headrace.broker.messages.frames import Frame, Row
 from headrace.broker.protocol import judge
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge

@@ -8,11 +8,8 @@ import pytest
 
 from headrace.broker.membership.mover import Mover
 from headrace.router.placement.types import Placement
-from headrace.router.session.held_request import HeldRequest
-from headrace.router.session.placement_outcomes import PlacementOutcomes
-from headrace.router.session.placer import Placer
-from headrace.router.session.refusals import Refuser
-from headrace.router.session.state import ServingPermission
+from headrace.router.session.placing import PlacementOutcomes, Placer, Refuser
+from headrace.router.session.state import HeldRequest, ServingPermission
 from tests.simulation.protocol.guards.registry import guard
 
 

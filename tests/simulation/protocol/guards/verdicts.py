@@ -7,9 +7,9 @@ import pytest
 
 from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import CheckReply, ClaimReply, RefuseReply
-from headrace.broker.worker import judge_client
-from headrace.broker.worker.gone_judges import GoneJudges
+from headrace.broker.messages.control import CheckReply, ClaimReply, RefuseReply
+from headrace.broker.worker import runs
+from headrace.broker.worker.session import GoneJudges
 from headrace.jetstream import lease
 from headrace.jetstream.errors import NoResponder
 from tests.simulation.protocol.guards.registry import guard
@@ -27,9 +27,9 @@ def silence_is_no_verdict(patch: pytest.MonkeyPatch) -> None:
         except NoResponder:
             control = msgspec.msgpack.decode(data)
             if control["op"] == "check":
-                return judge_client.encode(CheckReply(verdicts=["unknown"] * len(control["runs"])))
+                return runs.encode(CheckReply(verdicts=["unknown"] * len(control["runs"])))
             kind = ClaimReply if control["op"] == "claim" else RefuseReply
-            return judge_client.encode(kind(verdict="unknown"))
+            return runs.encode(kind(verdict="unknown"))
 
     patch.setattr(SimMessaging, "request", request)
 

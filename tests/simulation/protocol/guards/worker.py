@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.messages import Abort, ClaimReply
-from headrace.broker.protocol import clearance, group_testing, judge, runs
+from headrace.broker.messages.control import Abort, ClaimReply
+from headrace.broker.protocol import judge, quarantine, runs
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.runs import RunTable
-from headrace.broker.protocol.trial import ORDINARY, Turn
-from headrace.broker.worker import run_admission, token_outbox
+from headrace.broker.protocol.runs import ORDINARY, RunTable, Turn
+from headrace.broker.worker import outbox, run_admission
 from headrace.broker.worker.inbox import JudgeInbox
-from headrace.broker.worker.lapses import Lapses
 from headrace.broker.worker.run_admission import RunAdmission
+from headrace.broker.worker.session import Lapses
 from headrace.broker.worker.state import WorkerState
 from headrace.jetstream.ports import Delivery
 from tests.simulation.protocol.guards.registry import guard
@@ -91,7 +90,7 @@ def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(token_outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: False)
+    patch.setattr(outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: False)
 
 
 @guard
@@ -132,7 +131,7 @@ def a_suspect_is_not_granted_without_a_promise(patch: pytest.MonkeyPatch) -> Non
 
 @guard
 def groups_shrink(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(group_testing, "SHRINK", 1)
+    patch.setattr(quarantine, "SHRINK", 1)
 
 
 @guard
@@ -142,7 +141,7 @@ def progress_clears(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def progress_clears_only_well_past_the_crash(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(clearance, "CLEAR_TOKENS", 0)
+    patch.setattr(quarantine, "CLEAR_TOKENS", 0)
     patch.setattr(judge, "clear_after_s", lambda clearances: 0.0)
 
 

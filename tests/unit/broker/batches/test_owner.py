@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from headrace.broker.batches import owner
-from headrace.broker.batches.owner import BatchOwner
+from headrace.broker.batches import results, service
 from headrace.broker.batches.record import BatchRecord
-from headrace.broker.batches.results import result_poller
+from headrace.broker.batches.service import BatchOwner
 from headrace.broker.batches.store import BatchView, StoredBatch
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_states import record
@@ -32,8 +31,8 @@ class Leases:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "ROUND_S", 0.005)
-    monkeypatch.setattr(result_poller, "LOOK_S", 0.005)
+    monkeypatch.setattr(service, "ROUND_S", 0.005)
+    monkeypatch.setattr(results, "LOOK_S", 0.005)
 
 
 async def ends(scene: Scene, leases: Leases, batch_owner: str, *, carried: bool = True) -> tuple[str, str]:
@@ -44,7 +43,7 @@ async def ends(scene: Scene, leases: Leases, batch_owner: str, *, carried: bool 
     running = asyncio.create_task(BatchOwner(scene.parts(), view, leases, me="me").run())
     async with asyncio.timeout(5):
         for _ in range(10**6 if carried else 10):
-            await asyncio.sleep(owner.ROUND_S)
+            await asyncio.sleep(service.ROUND_S)
             found = (await scene.store.read("_", made.id)).record
             if found.final:
                 break
@@ -124,7 +123,7 @@ class Blocking:
                 await asyncio.sleep(0.001)
             await self.owner.drain(5)
             for _ in range(10):  # none of them is taken again
-                await asyncio.sleep(owner.ROUND_S)
+                await asyncio.sleep(service.ROUND_S)
         running.cancel()
         return [(await self._read(batch.tenant, batch.id)).record.owner for batch in self.batches]
 

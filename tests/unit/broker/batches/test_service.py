@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.broker.batches.errors import (
+from headrace.broker.batches.record import (
     BatchChangeRefused,
     BatchQuotaExceeded,
     BatchRateExceeded,
+    BatchRecord,
     BatchUnknown,
     InputGone,
     InputUnfit,
 )
-from headrace.broker.batches.record import BatchRecord
-from headrace.broker.batches.service import Batches, NewBatch
+from headrace.broker.batches.service import Batches, NewBatch, window_s
 from tests.support.batch_fakes import Scene
 from tests.unit.broker.batches.test_states import record
 
@@ -121,3 +121,15 @@ async def test_a_cancel_that_meets_a_change_of_the_owner_starts_over_from_a_new_
     scene.store.read = raced  # type: ignore[method-assign, assignment]
     cancelled = await batches.cancel("_", name)
     assert (cancelled.status, cancelled.cursor) == ("cancelling", 7)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("24h", 86_400), ("30m", 1800), ("2h", 7200), ("7d", 604_800), ("60s", 60)])
+def test_a_window_is_read(text: str, seconds: int) -> None:
+    assert window_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "59s", "8d", "-1h", "1.5h", "24h ", "24H", "99999999d", "²h"])
+def test_another_window_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match="completion_window is") as error:
+        window_s(text)
+    assert repr(text[:40]) in str(error.value)

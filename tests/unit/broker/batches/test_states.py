@@ -5,9 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.batches.errors import BatchChangeRefused
-from headrace.broker.batches.record import FINAL, BatchRecord, BatchStatus, LineCounts, is_batch_id, line_name, new_batch_id
-from headrace.broker.batches.states import NEXT, closing, end_of, move, overdue
+from headrace.broker.batches.record import (
+    FINAL,
+    NEXT,
+    BatchChangeRefused,
+    BatchRecord,
+    BatchStatus,
+    LineCounts,
+    closing,
+    end_of,
+    is_batch_id,
+    line_name,
+    move,
+    new_batch_id,
+    overdue,
+)
 
 STATES: list[BatchStatus] = list(NEXT)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.durable import result_store
-from headrace.broker.durable.result_store import LARGEST, ResultStore, decode_result
-from headrace.broker.messages import JobResult, ResultResponse
+from headrace.broker.durable import results as result_store
+from headrace.broker.durable.results import LARGEST, ResultStore, decode_result
+from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.fakes import FakeStreams
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headrace.broker.files.quota import FileLimits
-from headrace.broker.files.records import FileRecord
-from headrace.broker.files.store import FileDraft, FileStore
-from headrace.broker.files.sweeper import FileSweeper
+from headrace.broker.files.records import FileLimits, FileRecord
+from headrace.broker.files.store import FileDraft, FileStore, FileSweeper
 from headrace.broker.files.uploads import UploadStore
 from headrace.jetstream.subjects import Subjects
 from tests.support.memory_store import MemoryClock, MemoryMessaging

@@ -9,8 +9,7 @@ import os
 import pytest
 
 from headrace.broker.files.errors import FileInvalid, FileNotStored, FileQuotaExceeded, FileTooLarge, FileUnknown
-from headrace.broker.files.quota import FileLimits
-from headrace.broker.files.records import DAY_S, is_file_id
+from headrace.broker.files.records import DAY_S, FileLimits, is_file_id
 from headrace.broker.files.store import LONGEST_WRITE_S, RESERVED_S, FileDraft
 from headrace.jetstream.errors import DiskFull
 from tests.unit.broker.files.bed import Bed, pieces

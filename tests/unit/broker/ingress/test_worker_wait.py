@@ -13,9 +13,10 @@ from headrace.broker.codec import encode
 from headrace.broker.errors import JobRefused
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.stream import JobStream
-from headrace.broker.ingress.worker_wait import WorkerWait
+from headrace.broker.ingress.submit import WorkerWait
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Envelope, Frame, JobFault, Row
+from headrace.broker.messages.frames import Frame, JobFault, Row
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import PubAck, StoredMessage

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.broker.membership import failure_detector as subject
 from headrace.broker.membership.failure_detector import WATCHED, FailureDetector, watched
-from headrace.broker.membership.local_processes import machine_id
-from headrace.broker.messages import WorkerMember
+from headrace.broker.membership.members import machine_id
+from headrace.broker.messages.members import WorkerMember
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Entry, KeyState
 from headrace.jetstream.subjects import Subjects

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
-from headrace.broker.membership.members import Members
-from headrace.broker.messages import RouterMember, WorkerMember
+from headrace.broker.membership.members import GAP_S, Members, Renewals, machine_id, process_gone
+from headrace.broker.messages.members import RouterMember, WorkerMember
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Change, KeyState, Messaging
 from headrace.jetstream.subjects import Subjects
@@ -307,7 +314,7 @@ async def test_a_router_that_renews_its_lease_no_more_is_hidden_while_others_ren
 
 async def test_in_an_election_no_router_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.broker.membership.members.HIDE_EVERY_S", 0.01)
-    monkeypatch.setattr("headrace.broker.membership.renewals.GAP_S", 0.05)
+    monkeypatch.setattr("headrace.broker.membership.members.GAP_S", 0.05)
     leases = Leases()
     members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=60.0, overdue_s=0.1)
     leases.tell(Change(SUBJECTS.router_key("p", "r"), encode(RouterMember(router="r", pool="p")), 1))
@@ -316,3 +323,140 @@ async def test_in_an_election_no_router_is_hidden(monkeypatch: pytest.MonkeyPatc
     assert members.has_router("p")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+OVERDUE_S = 4.0
+
+
+def renewed(renewals: Renewals, *keys: str, first_s: float, until_s: float, every_s: float = 1.0) -> None:
+    at = first_s
+    while at <= until_s:
+        for n, key in enumerate(keys):
+            renewals.note(key, round(10 * at) + n, at)
+        at += every_s
+
+
+def test_a_member_is_overdue_when_it_alone_renews_no_more() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    renewed(renewals, "others", first_s=11.0, until_s=20.0)
+    assert not renewals.overdue("w", 13.9)
+    assert renewals.overdue("w", 14.0) == 100, "the revision that may be deleted"
+    assert not renewals.overdue("others", 20.5)
+
+
+def test_in_an_election_nobody_is_overdue_nor_right_after_it() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    assert not any(renewals.overdue(key, at) for key in ("w", "others") for at in (14.0, 19.0, 30.0))
+    renewed(renewals, "others", first_s=19.0, until_s=30.0)  # the leader is there again
+    assert not renewals.overdue("w", 22.9), "it has as long as it would have had without the election"
+    assert renewals.overdue("w", 23.1)
+
+
+def test_a_member_that_renews_again_is_not_overdue_and_one_that_has_left_never_is() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "v", "others", first_s=0.0, until_s=10.0)
+    renewals.forget("v")
+    renewed(renewals, "others", first_s=11.0, until_s=15.0)
+    assert renewals.overdue("w", 15.0)
+    assert not renewals.overdue("v", 15.0)
+    renewals.note("w", 999, 15.5)
+    assert not renewals.overdue("w", 15.5)
+
+
+def test_one_whose_own_connection_was_away_says_nothing_of_others_until_it_has_watched_again() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    renewed(renewals, "others", first_s=10.0 + GAP_S + 0.1, until_s=15.0)  # what it missed meanwhile, it does not know
+    assert not renewals.overdue("w", 15.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 3.0)), max_size=60), st.floats(0.0, 10.0))
+def test_nobody_is_overdue_sooner_than_said(steps: list[tuple[str, float]], after_s: float) -> None:
+    renewals, now, last = Renewals(OVERDUE_S), 0.0, {}
+    for n, (key, wait_s) in enumerate(steps, 1):
+        now += wait_s
+        renewals.note(key, n, now)
+        last[key] = (now, n)
+    now += after_s
+    for key in "abcd":
+        if revision := renewals.overdue(key, now):
+            assert revision == last[key][1]
+            assert now - last[key][0] >= OVERDUE_S
+            assert now - max(at for at, _ in last.values()) <= GAP_S
+
+
+@pytest.mark.parametrize("after_s", [1.0, 5.0, 100.0])
+def test_where_leases_end_by_themselves_nobody_is_overdue(after_s: float) -> None:
+    renewals = Renewals(0.0)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    renewed(renewals, "others", first_s=11.0, until_s=10.0 + after_s)
+    assert not renewals.overdue("w", 10.0 + after_s)
+
+
+def test_a_process_is_there_until_it_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not process_gone(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_gone(child.pid), "it only waits to be reaped"
+    child.communicate()
+    assert process_gone(child.pid)
+
+
+def test_what_is_not_known_is_not_gone() -> None:
+    assert not process_gone(0)
+    assert not process_gone(-1)
+    assert not process_gone(-(2**22) - 1), "a group of processes that does not exist"
+    assert not process_gone(1 << 70)
+    assert not process_gone(1), "a process of another user"
+
+
+def test_processes_that_see_each_other_are_on_the_same_machine() -> None:
+    code = "from headrace.broker.membership.members import machine_id; print(machine_id())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == machine_id()
+
+
+def test_the_name_of_a_process_is_not_its_state(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z x"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    child = subprocess.Popen([program, "60"])
+    try:
+        assert not process_gone(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("stat", [b"", b"1 (x)", OSError()])
+def test_a_process_whose_state_cannot_be_read_is_not_gone(stat: bytes | OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_path: Path) -> bytes:
+        if isinstance(stat, OSError):
+            raise stat
+        return stat
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert not process_gone(os.getpid())
+
+
+def test_a_machine_is_known_by_its_boot_and_by_who_shares_its_process_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    boots = {"boot": "one\n"}
+    monkeypatch.setattr(Path, "read_text", lambda _path, **_: boots["boot"])
+    monkeypatch.setattr(os, "readlink", lambda _path: "pid:[1]")
+    here = machine_id()
+    boots["boot"] = "two\n"
+    assert machine_id() != here
+    boots["boot"] = "one\n"
+    assert machine_id() == here
+    monkeypatch.setattr(os, "readlink", lambda _path: "pid:[2]")
+    assert machine_id() not in ("", here)
+
+
+def test_a_machine_that_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_path: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "readlink", missing)
+    assert machine_id() == ""

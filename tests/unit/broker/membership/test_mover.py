@@ -6,7 +6,9 @@ import pytest
 
 from headrace.broker.codec import decode, encode, parse_job_headers
 from headrace.broker.membership.mover import Mover
-from headrace.broker.messages import DeadLetter, Envelope, Refuse, Unreadable
+from headrace.broker.messages.control import Refuse
+from headrace.broker.messages.durable import DeadLetter, Unreadable
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import PayloadTooLarge
 from headrace.jetstream.subjects import Subjects

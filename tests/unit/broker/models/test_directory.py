@@ -11,10 +11,10 @@ import pytest
 
 from headrace.broker.codec import encode
 from headrace.broker.errors import BrokerUnavailable, UnknownModel
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models import directory as module
 from headrace.broker.models.cards import CardFile, ModelCard
-from headrace.broker.models.directory import ModelDirectory
+from headrace.broker.models.directory import LATELY_S, ModelDirectory, ServedPools
 from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.ports import Change, StoredObject
 from headrace.jetstream.subjects import Subjects, pool_id
@@ -260,3 +260,27 @@ async def test_of_two_namespaces_the_one_that_has_a_name_keeps_it(bench: Bench) 
     assert bench.directory.get("sim").card.pool == first
     await bench.gone(first, "delete")
     assert bench.directory.get("sim").card.pool == second
+
+
+class ServedPoolsFakeMembers:
+    def __init__(self, *serving: str) -> None:
+        self.serving = set(serving)
+
+    def serving_workers(self, pool: str) -> list[str]:
+        return ["w"] if pool in self.serving else []
+
+
+def test_a_pool_is_served_while_it_has_a_worker_and_a_while_after_the_last_one() -> None:
+    members = ServedPoolsFakeMembers("p")
+    served = ServedPools(members)  # type: ignore[arg-type]  # a stand-in with the method that is called
+    served.refresh(["p", "q"], 0.0)
+    assert served.lately("p", 10_000.0)  # however long ago the leases last changed
+    assert not served.lately("q", 0.0)
+    members.serving.clear()
+    served.refresh(["p", "q"], 10_000.0)
+    assert served.lately("p", 10_000.0 + LATELY_S - 1)
+    assert not served.lately("p", 10_000.0 + LATELY_S)
+    served.refresh(["p", "q"], 20_000.0)
+    members.serving.add("p")
+    served.refresh(["p", "q"], 20_001.0)
+    assert served.lately("p", 99_999.0)

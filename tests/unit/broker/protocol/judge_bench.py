@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.broker.messages import (
-    Claim,
-    Finish,
-    Frame,
-    HistoryEntry,
-    JobEvent,
-    JobFault,
-    Row,
-    RunRef,
-    RunVerdict,
-    SinceItem,
-)
-from headrace.broker.protocol.crashes import Crash
+from headrace.broker.messages.control import Claim, HistoryEntry, RunRef, RunVerdict, SinceItem
+from headrace.broker.messages.events import JobEvent
+from headrace.broker.messages.frames import Finish, Frame, JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.quarantine import Crash
 
 
 class Port:

@@ -14,23 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.broker.messages import (
-    Check,
-    Claim,
-    Envelope,
-    Finish,
-    Frame,
-    HistoryEntry,
-    JobFault,
-    Refuse,
-    Row,
-    RunRef,
-    RunVerdict,
-    SinceItem,
-)
-from headrace.broker.protocol.crashes import Crash
+from headrace.broker.messages.control import Check, Claim, HistoryEntry, Refuse, RunRef, RunVerdict, SinceItem
+from headrace.broker.messages.frames import Finish, Frame, JobFault, Row
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.quarantine import Crash
 from headrace.broker.protocol.run import Run, RunState
 
 CHOICES = 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.broker.ingress.journey import Journey
-from headrace.broker.messages import JobFault, Row
+from headrace.broker.ingress.timeline import Journey
+from headrace.broker.messages.frames import JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
 from tests.support.garbage import left_to_the_collector
 

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.messages import (
-    Check,
-    Finish,
-    JobFault,
-    Refuse,
-    RunRef,
-    RunVerdict,
-    SinceItem,
-)
+from headrace.broker.messages.control import Check, Refuse, RunRef, RunVerdict, SinceItem
+from headrace.broker.messages.frames import Finish, JobFault
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import GENERATION
 from tests.unit.broker.protocol.judge_bench import STOP, Port, claim, frame, opened, row

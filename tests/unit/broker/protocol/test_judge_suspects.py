@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.messages import (
-    Check,
-    HistoryEntry,
-    JobEvent,
-    RunRef,
-    SuspicionQuery,
-)
+from headrace.broker.messages.control import Check, HistoryEntry, RunRef, SuspicionQuery
+from headrace.broker.messages.events import JobEvent
 from headrace.broker.protocol.judge import Judge
 from tests.unit.broker.protocol.judge_bench import Port, claim, crash, frame, opened, row
 

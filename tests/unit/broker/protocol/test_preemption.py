@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.messages import Envelope
+from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.judge import GENERATION
 from headrace.broker.protocol.preemption import blocks_of, choose, lost_tokens, may_yield, moves_of
 from headrace.broker.protocol.run import Run
-from tests.unit.broker.protocol.test_runs import FakeDelivery
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery
 
 MOST = 4
 

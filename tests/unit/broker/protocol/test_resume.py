@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.broker.messages import Claim, Finish, Frame, HistoryEntry, Row
+from headrace.broker.messages.control import Claim, HistoryEntry
+from headrace.broker.messages.frames import Finish, Frame, Row
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import GENERATION, Resume

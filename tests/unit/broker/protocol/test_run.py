@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.protocol.run import TRANSITIONS, Run, RunState
-from headrace.broker.protocol.transitions import IllegalTransition
-from tests.unit.broker.protocol.test_runs import make
+from headrace.broker.protocol.run import TRANSITIONS, IllegalTransition, Run, RunState
+from tests.unit.broker.protocol.test_protocol_runs import make
 
 ROOT = Path(__file__).parents[4]
 PRODUCT = ("jetstream", "broker", "workers", "router", "frontend", "headrace", "tools")
 OWNERS = {
     "broker/protocol/run.py": "Run",
-    "broker/prefill/held.py": "HeldPrefill",
+    "broker/prefill_server.py": "HeldPrefill",
 }
 OTHERS = {
     "workers/nixl/mover.py",  # a transfer

@@ -8,10 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import (
+from headrace.broker.messages.control import (
     Abort,
     Answers,
-    Cancel,
     Done,
     Drain,
     Inspect,
@@ -23,8 +22,8 @@ from headrace.broker.messages import (
     RunVerdict,
     UnloadAdapter,
 )
-from headrace.broker.messages.encoding import EncodeMedia, MediaEncoded
-from headrace.broker.messages.operating import (
+from headrace.broker.messages.events import Cancel
+from headrace.broker.messages.operator import (
     CheckHealth,
     Pause,
     Profile,
@@ -36,14 +35,15 @@ from headrace.broker.messages.operating import (
     WorkerCommand,
 )
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
+from headrace.broker.messages.requests import EncodeMedia, MediaEncoded
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
-from headrace.broker.worker.operating.operator_commands import Inspector
+from headrace.broker.worker.operations import Inspector
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
-from tests.unit.broker.protocol.test_runs import make
+from tests.unit.broker.protocol.test_protocol_runs import make
 from tests.unit.broker.worker.test_state import state
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import RunState
-from headrace.broker.protocol.trial import Turn
+from headrace.broker.protocol.runs import Turn
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.run_admission import RunAdmission
 from headrace.broker.worker.state import WorkerState
@@ -17,7 +17,7 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
-from tests.unit.broker.protocol.test_runs import make
+from tests.unit.broker.protocol.test_protocol_runs import make
 
 NOTHING: Any = None
 

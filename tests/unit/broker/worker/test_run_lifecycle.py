@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import JobFault
+from headrace.broker.messages.frames import JobFault
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import SessionSettings
-from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.runs import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
-from tests.unit.broker.protocol.test_runs import FakeDelivery, make
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery, make
 from tests.unit.broker.worker.test_state import state
 
 FAULT = JobFault("engine_busy", "try elsewhere", retriable=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages import HistoryEntry, WorkerMember
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.worker.state import PLACED_FORGOTTEN_S, WorkerState
-from tests.unit.broker.protocol.test_runs import make
+from tests.unit.broker.protocol.test_protocol_runs import make
 
 
 def state(**member: object) -> WorkerState:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.messages import HistoryEntry, Suspicion, WorkerMember
+from headrace.broker.messages.control import HistoryEntry, Suspicion
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.worker.session import Trial
 from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker.trial import Trial
 from headrace.jetstream.tasks import TaskScope
-from tests.unit.broker.protocol.test_runs import make
+from tests.unit.broker.protocol.test_protocol_runs import make
 
 
 class Judges:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.frontend.anthropic.schema import MessagesRequest
 from headrace.frontend.anthropic.translate import chat_request
-from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.chat_schema import ChatRequest
 from tests.support.frontend.anthropic_client import Client
 from tests.support.frontend.fakes import FILES, Call, FakeServed
 

@@ -10,11 +10,10 @@ from pydantic import TypeAdapter
 from structlog.testing import capture_logs
 
 from headrace.broker.errors import JobFailed, NoWorker
-from headrace.broker.messages import Finish, Part, Row
-from headrace.frontend.anthropic.errors import AnthropicForm
+from headrace.broker.messages.frames import Finish, Part, Row
+from headrace.frontend.anthropic.schema import AnthropicForm
 from headrace.frontend.anthropic.writers import MessageEvents
-from headrace.frontend.writers.sse import Head
-from headrace.frontend.writers.usage import UsageCounter
+from headrace.frontend.generation.sse import Head, UsageCounter
 from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
 from tests.support.frontend.anthropic_client import Client, events_of
 from tests.support.frontend.anthropic_machine import Machine

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from headrace.frontend.auth import bearer_tokens
-from headrace.frontend.auth.bearer_tokens import BearerTokens
+from headrace.frontend.auth import key_ring
+from headrace.frontend.auth.key_ring import BearerTokens
 from headrace.frontend.errors import SigningKeysUnusable
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.keyed import Keyed
@@ -105,7 +105,7 @@ async def test_a_token_ends_with_its_time_though_it_is_remembered(tmp_path: Path
     tokens = await loaded(tmp_path, wall=lambda: now[0])
     text = token().encode()
     assert tokens.find(text) is not None
-    now[0] += 61 + bearer_tokens.LEEWAY_S
+    now[0] += 61 + key_ring.LEEWAY_S
     assert tokens.find(text) is None
 
 

@@ -7,14 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
-from headrace.broker.keys.key_texts import digest_of, new_key_text
-from headrace.broker.keys.records import KeyHash, KeyRecord
-from headrace.frontend.auth.key_ring import KeyRing
+from headrace.broker.keys import KeyHash, KeyRecord, digest_of, new_key_text
+from headrace.broker.messages.operator import OperatorAct
+from headrace.frontend.auth.key_ring import MOST_PER_S, AuditLog, KeyRing, key_changed, operator_acted
 from headrace.frontend.settings import FrontendSettings
-from headrace.jetstream.ports import Change
+from headrace.jetstream.ports import Change, Message
+from tests.support.frontend.fakes import chat
+from tests.support.frontend.keyed import Keyed
 
 NOW = 1_800_000_000.0
 OLD, NEW = (new_key_text("abcdefgh") for _ in range(2))
@@ -129,3 +133,73 @@ def test_a_look_up_takes_the_same_steps_for_each_text_and_never_compares_it(give
     assert [ring.find(Unseen(NEW.encode())) is not None for ring in rings] == [True, False, False, True]
     assert rings[0].find(Unseen(secret.encode())) is None
     assert (rings[0].find(Unseen(b"operators-key")) is not None) == bool(given)
+
+
+AUDIT_OLD = KeyRecord(id="abcdefgh", name="ci", tenant="acme", hashes=[KeyHash(sha256=b"1")], scopes=["generate"], created=1.0)
+
+
+async def test_a_refused_key_is_named_by_its_id_and_its_senders_address() -> None:
+    bed = Keyed()
+    key = bed.key("acme", scopes=["models"])
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    with capture_logs() as logs:
+        await bed.ask(wrong)
+        await bed.ask(key)
+        await bed.ask(None)
+        await bed.ask(key, "/v1/models", method="GET")
+    found = [(line["code"], line["key"], line["peer"]) for line in logs if line["event"] == "audit.refused"]
+    public = key.split("_")[2]
+    assert found == [
+        ("invalid_api_key", public, "test"),
+        ("permission_denied", public, "test"),
+        ("missing_api_key", "none", "test"),
+    ]
+    assert key.split("_", 3)[3][:20] not in str(logs)
+
+
+async def test_refusals_behind_the_gate_are_audited_too() -> None:
+    bed = Keyed()
+    key = bed.key("acme", models=["other"], scopes=["generate", "models"])
+    with capture_logs() as logs:
+        await bed.ask(key, body=chat())
+        await bed.ask(key, "/v1/models/org/tiny", method="GET")
+    assert [line["code"] for line in logs if line["event"] == "audit.refused"] == ["model_not_allowed"] * 2
+
+
+def test_a_flood_of_refusals_is_counted_and_not_written() -> None:
+    now = [0.0]
+    audit = AuditLog(clock=lambda: now[0])
+    with capture_logs() as logs:
+        for _ in range(3 * MOST_PER_S):
+            audit.refused({}, "invalid_api_key")
+        now[0] = 1.0
+        audit.refused({}, "invalid_api_key")
+    assert sum(line["event"] == "audit.refused" for line in logs) == MOST_PER_S + 1
+    assert [line["refusals"] for line in logs if line["event"] == "audit.left_out"] == [2 * MOST_PER_S]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "event"),
+    [
+        (None, AUDIT_OLD, "audit.key_created"),
+        (AUDIT_OLD, msgspec.structs.replace(AUDIT_OLD, revoked=2.0), "audit.key_revoked"),
+        (AUDIT_OLD, msgspec.structs.replace(AUDIT_OLD, hashes=[KeyHash(sha256=b"2")]), "audit.key_rotated"),
+        (AUDIT_OLD, msgspec.structs.replace(AUDIT_OLD, scopes=["admin"]), "audit.key_changed"),
+        (AUDIT_OLD, None, "audit.key_deleted"),
+    ],
+)
+def test_every_change_of_a_key_is_an_event(old: KeyRecord | None, new: KeyRecord | None, event: str) -> None:
+    with capture_logs() as logs:
+        key_changed(old, new)
+        key_changed(new, new)
+    assert [(line["event"], line["key"]) for line in logs] == [(event, "abcdefgh")]
+    assert "sha256" not in str(logs)
+
+
+def test_a_command_of_an_operator_is_in_the_log_and_rubbish_is_named_as_such() -> None:
+    act = OperatorAct(command="tenant delete", by="ann", details={"tenant": "acme"})
+    with capture_logs() as logs:
+        operator_acted(Message("hr.audit", encode(act), ""))
+        operator_acted(Message("hr.audit", b"\xc1", ""))
+    assert [line["event"] for line in logs] == ["audit.operator_command", "audit.unreadable"]
+    assert (logs[0]["command"], logs[0]["by"], logs[0]["details"]) == ("tenant delete", "ann", {"tenant": "acme"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.keys.records import CLIENT_SCOPES
+from headrace.broker.keys import CLIENT_SCOPES
 from tests.support.frontend.fakes import MODEL, chat
 from tests.support.frontend.keyed import Keyed
 

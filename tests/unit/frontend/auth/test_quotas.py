@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.broker.keys.records import CLIENT_SCOPES, NO_LIMITS, Limits
+from headrace.broker.keys import CLIENT_SCOPES, NO_LIMITS, Limits
 from headrace.frontend.auth import quotas as quotas_module
 from headrace.frontend.auth.caller import Caller
-from headrace.frontend.auth.quotas import Quotas
-from headrace.frontend.auth.rate_headers import headers_of
+from headrace.frontend.auth.quotas import Quotas, RateHeaders, UsageWindow, headers_of
 from headrace.frontend.errors import QuotaExceeded
 from tests.support.frontend.fakes import MODEL, chat, end, row, say
 from tests.support.frontend.keyed import Keyed
@@ -182,3 +183,133 @@ def test_what_two_keys_use_of_their_tenant_is_one_sum_and_begins_anew_with_the_m
     }
     now = 100.0  # the clock was set back
     assert quotas.enter(one, "t")
+
+
+def test_a_window_ends_with_its_time() -> None:
+    window = UsageWindow(60.0, 10)
+    window.add(120.0, 4)
+    assert (window.used(179.9), window.room(179.9)) == (4, 6)
+    assert (window.used(180.0), window.room(180.0)) == (0, 10)
+    assert window.ends_in_s(150.0) == 30.0
+    assert window.take(181.0) == [(2, 4)]  # the sum of the window that is over is still told
+
+
+def test_the_sum_of_all_frontends_comes_back() -> None:
+    window = UsageWindow(60.0, 10)
+    window.add(0.0, 2)
+    assert window.take(1.0) == [(0, 2)]
+    window.add(2.0, 1)
+    assert window.used(2.0) == 3
+    window.learn(0, 7)
+    assert window.used(3.0) == 8
+    assert window.take(4.0) == [(0, 1)]
+    window.failed(0, 1)
+    assert window.used(5.0) == 8
+    assert window.take(6.0) == [(0, 1)]
+    window.learn(0, None)
+    assert window.used(7.0) == 8
+
+
+def test_another_limit_leaves_what_was_used() -> None:
+    window = UsageWindow(60.0, 10)
+    window.add(0.0, 8)
+    window.limit_to(5)
+    assert (window.used(1.0), window.room(1.0)) == (8, -3)
+    assert window.take(1.0) == [(0, 8)]
+    window.learn(0, 9)
+    assert (window.used(2.0), window.room(2.0)) == (9, -4)
+    assert (window.used(60.0), window.room(60.0)) == (0, 5)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 2), st.integers(1, 9)),
+        st.tuples(st.just("share"), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("wait"), st.integers(1, 70), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_frontends_that_share_agree_with_the_exact_sum(steps: list[tuple[str, int, int | bool | None]]) -> None:
+    """Three frontends, a server that adds, and messages that fail: nothing is counted twice, nothing is lost."""
+    windows = [UsageWindow(60.0, 0) for _ in range(3)]
+    server: dict[int, int] = {}
+    exact: dict[int, int] = {}
+    now = 0.0
+
+    def share(window: UsageWindow, *, works: bool) -> None:
+        for number, amount in window.take(now):
+            if works:
+                server[number] = server.get(number, 0) + amount
+                window.learn(number, server[number])
+            else:
+                window.failed(number, amount)
+
+    for kind, which, value in steps:
+        if kind == "add":
+            assert value is not None
+            windows[which].add(now, int(value))
+            exact[int(now // 60)] = exact.get(int(now // 60), 0) + int(value)
+        elif kind == "share":
+            share(windows[which], works=bool(value))
+        else:
+            now += which
+        assert all(window.used(now) <= exact.get(int(now // 60), 0) for window in windows)
+    for window in windows * 2:
+        share(window, works=True)
+    assert server == exact
+    for window in windows:
+        window.add(now, 1)
+        share(window, works=True)
+    share(windows[0], works=True)
+    current = exact.get(int(now // 60), 0)
+    assert windows[-1].used(now) == current + 3
+
+
+def windows(*limits: int) -> list[UsageWindow]:
+    return [UsageWindow(60.0, limit) for limit in limits]
+
+
+def test_of_each_kind_the_window_in_which_less_is_left_is_told() -> None:
+    requests, tokens = windows(5, 9), windows(50, 40)
+    told = RateHeaders(requests, tokens, anthropic=False)
+    for window in (*requests, *tokens):
+        window.add(61.0, 4)
+    assert headers_of(told.lines(61.0)) == [
+        (b"x-ratelimit-limit-requests", b"5"),
+        (b"x-ratelimit-remaining-requests", b"1"),
+        (b"x-ratelimit-reset-requests", b"59s"),
+        (b"x-ratelimit-limit-tokens", b"40"),
+        (b"x-ratelimit-remaining-tokens", b"36"),
+        (b"x-ratelimit-reset-tokens", b"59s"),
+    ]
+    tokens[0].add(61.0, 100)
+    assert (b"x-ratelimit-remaining-tokens", b"0") in headers_of(told.lines(61.0))
+
+
+def test_the_end_of_the_minute_is_told_anew_each_second_and_in_the_next_minute() -> None:
+    requests = windows(5)
+    told = RateHeaders(requests, [], anthropic=False)
+
+    def reset(now: float) -> bytes:
+        requests[0].turn(now)
+        return dict(headers_of(told.lines(now)))[b"x-ratelimit-reset-requests"]
+
+    assert [reset(now) for now in (0.0, 0.9, 1.2, 59.9, 60.0, 30.0)] == [b"60s", b"60s", b"59s", b"1s", b"60s", b"30s"]
+
+
+def test_the_time_is_told_in_anthropic_s_form() -> None:
+    tokens = windows(7)
+    tokens[0].turn(61.0)
+    assert headers_of(RateHeaders([], tokens, anthropic=True).lines(61.0)) == [
+        (b"anthropic-ratelimit-tokens-limit", b"7"),
+        (b"anthropic-ratelimit-tokens-remaining", b"7"),
+        (b"anthropic-ratelimit-tokens-reset", b"1970-01-01T00:02:00Z"),
+    ]
+
+
+def test_without_windows_there_are_no_headers() -> None:
+    assert RateHeaders([], [], anthropic=False).lines(1.0) == b""
+    assert headers_of(b"a: b: c\r\n") == [(b"a", b"b: c")]

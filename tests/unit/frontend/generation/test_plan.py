@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 
 from headrace.broker.blocks import block_chain
 from headrace.broker.codec import unpack_u32, unpack_u64
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.frontend.generation import plan
 from headrace.frontend.openai import chat as openai_chat
 from headrace.frontend.openai import completions as openai_completions

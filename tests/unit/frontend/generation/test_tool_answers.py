@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Part, Row
+from headrace.broker.messages.frames import Finish, Part, Row
 from headrace.broker.models.cards import ModelCard
 from tests.support.frontend.fakes import Step
 from tests.unit.frontend.generation.tools_bench import CLOCK, LARK, THINKER, WEATHER, ask, parts, tool

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Part, Row, TokenLogprob
+from headrace.broker.messages.frames import Part, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
 

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Row, TokenLogprob
+from headrace.broker.messages.frames import Row, TokenLogprob
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
 from tests.unit.frontend.generation.test_plan import text_of
 from tests.unit.workers.test_prompt_embeds import file, pickled

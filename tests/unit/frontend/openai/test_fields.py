@@ -9,8 +9,7 @@ import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
-from headrace.frontend.schema.chat import ChatRequest
-from headrace.frontend.schema.completions import CompletionRequest
+from headrace.frontend.chat_schema import ChatRequest, CompletionRequest
 from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, post
 
 ROWS = [

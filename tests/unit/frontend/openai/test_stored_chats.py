@@ -14,7 +14,7 @@ from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.answer_parts import call, content, say_parts
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, get, post, say
 from tests.support.frontend.responses_client import Client
-from tests.unit.frontend.generation.test_tools import TOOL_CARD, WEATHER
+from tests.unit.frontend.generation.test_request_checks import TOOL_CARD, WEATHER
 
 PATH = "/v1/chat/completions"
 

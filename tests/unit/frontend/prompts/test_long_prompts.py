@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from headrace.broker import blocks
-from headrace.frontend.prompts import prompt_cache
+from headrace.frontend.prompts import prompt_encoder
 from tests.support.frontend.fakes import MODEL, FakeIngress, frontend, post
 
 SHORT, LONG = 20_000, 100_000  # tokens; the tokenizer of the tests makes one of each byte
@@ -73,13 +73,13 @@ async def test_a_frontend_that_works_on_prompts_in_the_event_loop_is_noticed(kin
 async def test_threads_hash_a_long_prompt_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that holds the interpreter holds the event loop up as well, in whatever thread it is."""
     sizes: list[int] = []
-    extend = prompt_cache.extend_chain_packed
+    extend = prompt_encoder.extend_chain_packed
 
     def watched(value: int, packed: bytes) -> int:
         sizes.append(len(packed))
         return extend(value, packed)
 
-    monkeypatch.setattr(prompt_cache, "extend_chain_packed", watched)
+    monkeypatch.setattr(prompt_encoder, "extend_chain_packed", watched)
     monkeypatch.setattr(blocks, "extend_chain_packed", watched, raising=False)
     await calls_on_the_loop(ids, LONG)
     assert sum(sizes) >= 4 * LONG - 4 * 16

@@ -16,9 +16,8 @@ from headrace.broker.blocks import block_chain
 from headrace.broker.codec import pack_u32, pack_u64, unpack_u32
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.prompts.prompt_cache import ByteLru, PromptCache
-from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
-from headrace.frontend.prompts.split_points import SplitPoints, cut_tokens
+from headrace.frontend.prompts.prompt_encoder import ByteLru, LengthLimit, PromptCache, PromptEncoder
+from headrace.frontend.prompts.text_encoder import SplitPoints, cut_tokens
 from tests.support.frontend.tokenizers import MAKES, SPECIAL, make
 
 LIMIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")

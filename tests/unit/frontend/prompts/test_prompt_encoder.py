@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 from headrace.broker.codec import unpack_u32
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest, ContextTooLong
-from headrace.frontend.http.body_decoding import decode_request, kinds_of
-from headrace.frontend.http.json_limits import INLINE_BYTES
+from headrace.frontend.http.bodies import INLINE_BYTES, decode_request, kinds_of
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder

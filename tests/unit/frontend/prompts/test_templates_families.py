@@ -42,7 +42,7 @@ def test_there_are_enough_families_and_every_one_has_its_texts() -> None:
 def test_a_family_renders_as_transformers_renders_it(
     family: Family, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.frontend.prompts.template_sandbox.datetime", FrozenTime)
+    monkeypatch.setattr("headrace.frontend.prompts.templates.datetime", FrozenTime)
     expected = family.expected[conversation.name]
     if "text" in expected:
         assert ours(family, conversation) == expected["text"]

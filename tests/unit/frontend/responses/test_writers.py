@@ -11,14 +11,12 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from headrace.broker.errors import JobFailed
-from headrace.broker.messages import Part, Row, TokenLogprob
+from headrace.broker.messages.frames import Part, Row, TokenLogprob
 from headrace.frontend.generation.endpoint import Incomplete
+from headrace.frontend.generation.sse import Head, LogprobWriter, UsageCounter
 from headrace.frontend.responses.answer import Sampled, opened
 from headrace.frontend.responses.schema import ResponsesRequest
 from headrace.frontend.responses.writers import ResponseEvents, ResponseProgress
-from headrace.frontend.writers.logprobs import LogprobWriter
-from headrace.frontend.writers.sse import Head
-from headrace.frontend.writers.usage import UsageCounter
 from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
 from tests.support.frontend.fakes import end, row
 from tests.support.frontend.responses_client import Client, events_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages import AuditRecord
+from headrace.broker.messages.operator import AuditRecord
 from headrace.commands.audit import line
 
 RECORD = AuditRecord(at=0.0, id="r1", frontend="i", route="/v1/completions", tenant="acme", status=200, took_s=1.5)

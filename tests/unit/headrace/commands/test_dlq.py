@@ -7,7 +7,9 @@ import json
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import DeadLetter, Envelope, HistoryEntry, Unreadable
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.durable import DeadLetter, Unreadable
+from headrace.broker.messages.requests import Envelope
 from headrace.commands.dlq import details, read_letter, summary, told
 from headrace.jetstream.ports import StoredMessage
 from headrace.jetstream.subjects import Subjects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.base.errors import SettingsError
-from headrace.commands.preflight import check_exposure, check_logins
+from headrace.commands.run import check_exposure, check_logins
 from headrace.config.options import Command
 from headrace.config.settings import load
 

@@ -28,7 +28,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packages, which this environment may lack."""
     monkeypatch.setattr("headrace.workers.vllm.installed_check.check_packages", lambda *_modules: None)
     monkeypatch.setattr(
-        "headrace.workers.vllm.argument_check.vllm_settings", lambda: {"max_model_len": "int", "enforce_eager": "bool"}
+        "headrace.workers.vllm.settings.vllm_settings", lambda: {"max_model_len": "int", "enforce_eager": "bool"}
     )
 
 
@@ -96,9 +96,9 @@ def test_an_error_shows_no_secret_that_stands_beside_what_is_wrong(capsys: pytes
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packages, which this environment may lack."""
-    monkeypatch.setattr("headrace.workers.sglang.installed_check.check_packages", lambda: None)
-    monkeypatch.setattr("headrace.workers.sglang.argument_check.sglang_settings", lambda: {"context_length": "int"})
-    monkeypatch.setattr("headrace.commands.preflight.worker_python", lambda _engine: sys.executable)
+    monkeypatch.setattr("headrace.workers.sglang.parsing.check_packages", lambda: None)
+    monkeypatch.setattr("headrace.workers.sglang.settings.sglang_settings", lambda: {"context_length": "int"})
+    monkeypatch.setattr("headrace.commands.run.worker_python", lambda _engine: sys.executable)
 
 
 @pytest.mark.usefixtures("sglang")
@@ -181,6 +181,6 @@ def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch, capsys:
     def full(_fd: int, _offset: int, _length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("headrace.commands.preflight.os.posix_fallocate", full)
+    monkeypatch.setattr("headrace.commands.run.os.posix_fallocate", full)
     assert main(["up", "--engine", "sim", "--port", "0"]) == 1
     assert f"the disk of the data folder {Path('.headrace').resolve()} is full" in said(capsys)

@@ -30,8 +30,8 @@ from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import tenant_token
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions
+from headrace.workers import bundled_model
 from headrace.workers.engine import SERVING_ROLES, Role
-from headrace.workers.models import bundled_model
 from headrace.workers.settings import WorkerSettings
 
 BY_KEY = {option.key: option for option in all_options()}

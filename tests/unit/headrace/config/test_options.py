@@ -8,7 +8,18 @@ import pytest
 
 from headrace.base.setting import Setting
 from headrace.config import options
-from headrace.config.options import SECTIONS, Section, all_options, find, find_variable, options_of, section_options
+from headrace.config.options import (
+    SECTIONS,
+    PlannerSettings,
+    Section,
+    all_options,
+    find,
+    find_variable,
+    fleet_times,
+    for_fleet,
+    options_of,
+    section_options,
+)
 
 
 def test_every_key_flag_and_variable_is_found_by_name() -> None:
@@ -72,3 +83,19 @@ def test_a_command_loads_only_the_sections_that_it_uses() -> None:
     assert "headrace.workers.settings" in loaded
     assert not {"headrace.frontend.settings", "headrace.router.settings", "headrace.jetstream.settings"} & loaded
     assert "headrace.workers.settings" not in modules_of("from headrace.cli import build_parser\nbuild_parser()")
+
+
+def test_a_fleet_that_is_there_for_another_target_is_planned_for_that_one() -> None:
+    settings = PlannerSettings(ttft_s=2.0, fleet_ttft="dear=0.3, cheap=5")
+    assert [for_fleet(settings, fleet).ttft_s for fleet in ("dear", "cheap", "other", "")] == [0.3, 5.0, 2.0, 2.0]
+    assert for_fleet(settings, "dear").miss == settings.miss
+
+
+@pytest.mark.parametrize("chosen", ["dear", "=1", "dear=", "dear=soon", "dear=0", "dear=-1", "dear=inf", "dear=nan", "a=1,a=2"])
+def test_what_is_no_time_of_a_fleet_is_refused_with_its_name(chosen: str) -> None:
+    with pytest.raises(ValueError, match="fleet_ttft"):
+        PlannerSettings(fleet_ttft=chosen)
+
+
+def test_nothing_is_named_by_default() -> None:
+    assert fleet_times("") == {}

@@ -8,9 +8,8 @@ import pytest
 
 from headrace.base.errors import SettingsError
 from headrace.config.options import all_options, find
-from headrace.config.secrets import MASK
 from headrace.config.settings import load
-from headrace.config.values import as_text, parse_assignment
+from headrace.config.values import MASK, as_text, parse_assignment
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.keys.records import KeyRecord
-from headrace.console import frontend_proxy
-from headrace.console.frontend_proxy import FrontendProxy
-from headrace.console.guard import ConsoleGuard
-from headrace.frontend.error_forms import error_response
+from headrace.broker.keys import KeyRecord
+from headrace.console import guard as frontend_proxy
+from headrace.console.guard import ConsoleGuard, FrontendProxy
 from headrace.frontend.errors import FrontendError
+from headrace.frontend.startup_app import error_response
 
 Handler = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

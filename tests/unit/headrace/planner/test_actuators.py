@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from headrace.base.errors import CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
-from headrace.planner.actions import Action
 from headrace.planner.actuators import Actuator, CommandStarter, carried_out
-from headrace.planner.plan import Plan
+from headrace.planner.plan import Action, Plan
 
 PLAN = Plan(
     at=0.0,

@@ -9,17 +9,29 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.base.errors import AlreadyRunning, CommandError, SettingsError
 from headrace.base.process import stop_signals
-from headrace.broker.messages import WorkerMember
-from headrace.commands.operating.control import find_worker
-from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models
-from headrace.up.output.ready_text import ready_text
-from headrace.up.output.terminal import Terminal, stopping_text
+from headrace.broker.messages.members import WorkerMember
+from headrace.commands.control import find_worker
+from headrace.config.settings import load
+from headrace.up.announce import ready_text
+from headrace.up.parts import (
+    ConsolePart,
+    assign_ports,
+    base_url,
+    choose_port,
+    console_part,
+    get,
+    kinds_of,
+    make_parts,
+    served_models,
+)
 from headrace.up.runfile import RunFile
+from headrace.up.terminal import Terminal, stopping_text
 
 
 class _Tty(io.StringIO):
@@ -168,3 +180,89 @@ def test_a_worker_is_found_by_id_or_by_name() -> None:
         find_worker("a", live)
     with pytest.raises(CommandError, match="no live worker 'c'; live: a-1f, a-2f, b-3f"):
         find_worker("c", live)
+
+
+def test_ports_count_up_from_the_first() -> None:
+    taken: set[int] = set()
+    assert assign_ports(9100, 3, taken) == [9100, 9101, 9102]
+    assert taken == {9100, 9101, 9102}
+
+
+def test_without_a_port_each_part_has_a_free_one() -> None:
+    assert len({0, *assign_ports(None, 2, set())}) == 3
+
+
+def test_a_free_port_is_never_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    picks = iter([20_001, 20_001, 20_002, 20_002, 20_003])
+    monkeypatch.setattr("headrace.up.parts.choose_port", lambda _host, _port: next(picks))
+    taken = {20_001}
+    assert assign_ports(0, 2, taken) == [20_002, 20_003]
+    assert taken == {20_001, 20_002, 20_003}
+
+
+def test_parts_of_one_deployment_tell_different_free_ports() -> None:
+    flags = {"worker.metrics_port": "0", "router.metrics_port": "0", "up.workers": "2", "up.routers": "2"}
+    parts = make_parts(load("up", flags={**flags, "worker.engine": "sim"}), {}, port=1)
+    told = [part.describe()["metrics_port"] for part in (*parts.workers, *parts.routers)]
+    given = [part.env["HEADRACE_WORKER_METRICS_PORT"] for part in parts.workers]
+    given += [part.env["HEADRACE_ROUTER_METRICS_PORT"] for part in parts.routers]
+    assert [str(port) for port in told] == given
+    assert len(set(told)) == 4
+    assert 0 not in told
+
+
+def part(taken: set[int] | None = None, **flags: str) -> ConsolePart | None:
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    settings = load("up", flags={"worker.engine": "sim", **named})
+    return console_part(
+        settings, {"X": "y"}, frontend="http://127.0.0.1:8000", taken=set() if taken is None else taken, logins=None
+    )
+
+
+def made(**flags: Any) -> ConsolePart:
+    found = part(**flags)
+    assert found is not None
+    return found
+
+
+def test_the_link_has_the_key_and_what_is_written_down_has_not() -> None:
+    console = made()
+    assert console.link == f"{console.url}#key={console.key}"
+    assert console.part.env["HEADRACE_CONSOLE_KEY"] == console.key
+    assert console.key not in str(console.describe())
+    assert not any(console.key in word for word in console.part.argv)
+    assert made().key != console.key
+
+
+def test_the_link_of_a_console_with_a_certificate_is_https() -> None:
+    assert made(console__tls_cert="/cert.pem").link.startswith("https://")
+    assert made().link.startswith("http://")
+
+
+def test_on_this_machine_alone_it_is_open_and_may_kill() -> None:
+    env = made().part.env
+    assert (env["HEADRACE_CONSOLE_PRIVATE"], env["HEADRACE_CONSOLE_ALLOW_KILL"]) == ("false", "true")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"console__host": "0.0.0.0"}, {"frontend__host": "0.0.0.0"}, {"frontend__auth": "keys"}, {"api_key": "k" * 20}],
+)
+def test_where_others_may_come_it_is_private_and_kills_nothing(flags: dict[str, str]) -> None:
+    env = made(**flags).part.env
+    assert (env["HEADRACE_CONSOLE_PRIVATE"], env["HEADRACE_CONSOLE_ALLOW_KILL"]) == ("true", "false")
+
+
+def test_it_can_be_left_out() -> None:
+    assert part(up__console="false") is None
+
+
+def test_a_taken_port_is_replaced_unless_it_was_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"{port} \(console.host, console.port\)"):
+            part(console__port=str(port))
+    taken = {8001}
+    console = made(taken=taken)
+    assert not console.url.endswith(":8001/console")
+    assert len(taken) == 2

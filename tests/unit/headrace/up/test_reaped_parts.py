@@ -13,7 +13,8 @@ from headrace.config.settings import load
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import ServerUnreachable
 from headrace.jetstream.subjects import Subjects
-from headrace.up import lease_revocation, reaped_parts
+from headrace.up import reaped_parts
+from headrace.up import reaped_parts as lease_revocation
 from headrace.up.nats_part import NatsPart
 from headrace.up.parts import Reaped
 from headrace.up.reaped_parts import ReapedParts

@@ -12,12 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.config.settings import load
-from headrace.up.managed_process import ManagedProcess
-from headrace.up.output.terminal import Terminal
 from headrace.up.parts import Parts, Reaped
 from headrace.up.reaped_parts import ReapedParts
-from headrace.up.restart_policy import RestartState
+from headrace.up.restart_policy import ManagedProcess, RestartState
 from headrace.up.supervisor import Supervisor
+from headrace.up.terminal import Terminal
 
 
 def part(role: str) -> ManagedProcess:

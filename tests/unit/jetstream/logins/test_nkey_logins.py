@@ -12,11 +12,12 @@ from headrace.jetstream.logins.nkey_logins import (
     accounts_config,
     make_keys,
     new_seed,
+    one_user_config,
     public_key,
     write_context,
+    write_one_context,
 )
-from headrace.jetstream.logins.permissions import permissions
-from headrace.jetstream.logins.roles import Login
+from headrace.jetstream.logins.roles import Login, permissions
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 
@@ -73,3 +74,30 @@ def test_an_operator_makes_its_consumers_itself(tmp_path: Path) -> None:
     make_keys(tmp_path, [Login("operator")])
     path = write_context(tmp_path, Login("operator"), url="nats://127.0.0.1:4222", prefix="hr")
     assert ConnectOptions.from_context(str(path)).steward is None
+
+
+URL = "nats://127.0.0.1:4711"
+
+
+def test_the_server_is_told_the_public_key_of_a_seed_that_is_made_once(tmp_path: Path) -> None:
+    config = one_user_config(tmp_path, "d")
+    seed = (tmp_path / "d.nk").read_text().strip()
+    assert f"nkey: {public_key(seed)}" in config
+    assert seed not in config
+    assert one_user_config(tmp_path, "d") == config
+    assert (tmp_path / "d.nk").stat().st_mode & 0o777 == 0o600
+
+
+def test_its_context_names_address_seed_and_certificates_and_limits_nothing(tmp_path: Path) -> None:
+    one_user_config(tmp_path, "d")
+    path = write_one_context(tmp_path, "d", url=URL, tls={"ca": "/ca.pem"})
+    assert ConnectOptions.from_context(str(path)) == ConnectOptions(
+        servers=(URL,), nkey_seed=str(tmp_path / "d.nk"), tls_ca="/ca.pem"
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.new").mkdir()
+    with pytest.raises(LoginFileUnusable, match=r"d\.json cannot be written"):
+        write_one_context(tmp_path, "d", url=URL, tls={})

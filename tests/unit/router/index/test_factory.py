@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.router.errors import SettingsInvalid
-from headrace.router.index import factory as create_module
-from headrace.router.index.factory import create_index
+from headrace.router.index import view as create_module
+from headrace.router.index.view import create_index
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.router.index.factory import create_index
 from headrace.router.index.types import TIERS, Overlap
+from headrace.router.index.view import create_index
 from tests.support.router.index_histories import TIER, WORKER
 from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, check_ends
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.router.index.factory import create_index
 from headrace.router.index.types import Overlap
+from headrace.router.index.view import create_index
 from tests.support.router.index_histories import TIER, WORKER, check
 from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 

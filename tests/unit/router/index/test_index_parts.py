@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.router.errors import UnknownWorker
-from headrace.router.index.factory import create_index
 from headrace.router.index.types import TIERS, Overlap
+from headrace.router.index.view import create_index
 from tests.support.router.index_histories import check
 from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.router.errors import UnknownWorker
-from headrace.router.index.factory import create_index
+from headrace.router.index.view import create_index
 from tests.support.router.index_histories import BLOCKS, STEP, check
 from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex
 

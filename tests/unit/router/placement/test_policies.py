@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf, isinf
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.router.build import builder
 from headrace.router.errors import SettingsInvalid
+from headrace.router.main import builder
+from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.load import LoadTable
+from headrace.router.placement.policies import ARRIVAL_S, MOST_EACH, Promises
 from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.router.settings import RouterOptions
 from tests.support.router.placement_pool import Pool, chain
 
@@ -90,3 +98,148 @@ def test_a_policy_that_cannot_be_loaded_ends_the_router_at_its_start(name: str, 
     with pytest.raises(SettingsInvalid, match=why) as raised:
         builder(RouterOptions(), SchedulerSettings(policy=name))
     assert repr(name) in str(raised.value)
+
+
+SPEED = SpeedEstimate(0.008, 24_000.0, 0.0001)
+seconds = st.floats(0.0, 10.0)
+
+
+def table(*workers: str) -> LoadTable:
+    loads = LoadTable()
+    for worker in workers:
+        loads.put(WorkerInfo(worker=worker, slots=8, fleet=worker), SPEED)
+    return loads
+
+
+def test_a_prompt_that_has_not_begun_leaves_others_a_part_of_its_predicted_time() -> None:
+    promises = Promises(table("a", "b"), 0.1)
+    promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=2.0, now_s=0.0)
+    assert promises.slack(0.5).tolist() == [0.2, inf]
+    assert promises.next_s(0.5) == 1.0 + ARRIVAL_S
+    assert promises.next_s(1.0 + ARRIVAL_S) == inf, "one that is over wakes nobody again and again"
+    assert promises.slack(1.0 + ARRIVAL_S).tolist() == [inf, inf]
+    assert len(promises) == 0
+
+
+def test_each_prompt_placed_beside_it_uses_its_slack_up() -> None:
+    promises = Promises(table("a"), 0.1)
+    promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=10.0, now_s=0.0)
+    promises.note("a", begins_s=1.0, takes_s=0.75, ttft_s=100.0, now_s=0.0)
+    assert promises.slack(0.0).tolist() == [0.25]
+
+
+def test_no_more_than_some_are_kept_on_a_worker() -> None:
+    promises = Promises(table("a"), 0.1)
+    for _ in range(3 * MOST_EACH):
+        promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=2.0, now_s=0.0)
+    assert len(promises) == MOST_EACH
+
+
+def test_a_worker_that_has_left_has_no_promises() -> None:
+    loads = table("a", "b")
+    promises = Promises(loads, 0.1)
+    promises.note("a", begins_s=1.0, takes_s=0.2, ttft_s=2.0, now_s=0.0)
+    loads.remove("a")
+    assert promises.slack(0.5).tolist() == [inf]
+    assert len(promises) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), seconds, seconds, seconds), max_size=20), seconds)
+def test_what_is_let_in_beside_a_prompt_never_makes_it_later_than_promised(
+    offers: list[tuple[str, float, float, float]], now_s: float
+) -> None:
+    """Every prompt that the slack lets in is placed; the delay of each open promise stays within its part."""
+    loads, part = table("a", "b"), 0.15
+    promises = Promises(loads, part)
+    delayed: list[tuple[str, float, float, list[float]]] = []  # worker, begins, allowed, delays
+    for worker, begins_s, takes_s, ttft_s in offers:
+        load = loads.get(worker)
+        assert load is not None
+        if takes_s > promises.slack(now_s)[load.column]:
+            continue
+        promises.note(worker, begins_s=begins_s, takes_s=takes_s, ttft_s=ttft_s, now_s=now_s)
+        for other, other_begins_s, _, delays in delayed:
+            if other == worker and other_begins_s + ARRIVAL_S > now_s:
+                delays.append(takes_s)
+        delayed.append((worker, begins_s, part * ttft_s, []))
+    assert all(sum(delays) <= allowed + 1e-9 for _, _, allowed, delays in delayed)
+    assert all(isinf(one) or one >= -1e-9 for one in promises.slack(now_s).tolist())
+
+
+def two_fleets(**settings: Any) -> Pool:
+    """A worker `a` in a step with 100 ms left, and a worker `b` that takes nothing."""
+    pool = Pool("", **settings)
+    pool.join("a", fleet="cheap", price=1.0)
+    pool.join("b", fleet="dear", price=4.0)
+    for _ in range(3):
+        pool.report("a", running=1, step_s=0.35, step_prefill_tokens=8192, queued_prefill_tokens=600)
+        pool.report("b", running=64, queued_prefill_tokens=500_000)
+    return pool
+
+
+def test_a_long_prompt_is_not_placed_beside_a_short_one_that_no_step_has_begun_with() -> None:
+    pool = two_fleets()
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    pool.offer("long", chain(2, 16), ttft_target_s=9.0)
+    assert pool.placed() == {}
+    wake_s = pool.scheduler.next_wake_s(pool.now)
+    assert wake_s is not None
+    assert wake_s <= pool.now + 0.05
+    pool.pass_time(0.1)
+    assert pool.placed() == {"long": "a"}, "the engine has begun with the short one"
+
+
+def test_without_promises_the_long_prompt_would_ride_along() -> None:
+    pool = two_fleets(promise=1e6)
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    pool.offer("long", chain(2, 16), ttft_target_s=9.0)
+    assert pool.placed() == {"long": "a"}
+
+
+def test_a_request_that_has_waited_long_lets_others_in_beside_it() -> None:
+    pool = two_fleets()
+    pool.offer("short", chain(1, 1), tokens=20, arrived_s=pool.now - 20.0)
+    assert pool.placed() == {"short": "a"}
+    pool.offer("long", chain(2, 16), ttft_target_s=9.0)
+    assert pool.placed() == {"long": "a"}
+
+
+def one_fleet() -> Pool:
+    """A worker in a step with 100 ms left."""
+    pool = Pool("a")
+    for _ in range(3):
+        pool.report("a", running=1, step_s=0.35, step_prefill_tokens=8192, queued_prefill_tokens=600)
+    return pool
+
+
+def test_a_pool_with_one_fleet_promises_nothing_to_who_asks_for_no_time() -> None:
+    pool = one_fleet()
+    pool.offer("short", chain(1, 1), tokens=20)
+    pool.offer("long", chain(2, 16))
+    assert pool.placed() == {"short": "a", "long": "a"}
+
+
+def test_a_pool_with_one_fleet_keeps_its_promise_to_who_asks_for_a_time() -> None:
+    pool = one_fleet()
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    pool.offer("long", chain(2, 16))
+    assert pool.placed() == {}
+    pool.pass_time(0.1)
+    assert pool.placed() == {"long": "a"}, "the engine has begun with the short one"
+
+
+def test_who_asks_for_a_time_and_finds_nothing_waiting_takes_the_way_on_which_promises_are_made_and_kept() -> None:
+    pool = one_fleet()
+    place = pool.scheduler.place_now
+    assert place(Waiting(id="asks", key=1, tokens=20, chain=chain(1, 1), ttft_target_s=9.0), pool.now) is None
+    pool.offer("short", chain(1, 1), tokens=20, ttft_target_s=9.0)
+    assert pool.placed() == {"short": "a"}
+    assert place(Waiting(id="beside", key=2, tokens=20, chain=chain(2, 1)), pool.now) is None
+    pool.pass_time(0.2)
+    pool.offer("next", chain(3, 1), tokens=20)
+    assert pool.placed() == {"next": "a"}
+    usual = Waiting(id="usual", key=3, tokens=20, chain=chain(4, 1), arrived_s=pool.now)
+    assert place(usual, pool.now) is not None, "no promise is left"

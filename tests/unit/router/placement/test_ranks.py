@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.places import worker_of
-from headrace.router.placement.suspects.lost_workers import WAIT_S
+from headrace.router.placement.lost_workers import WAIT_S
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.router.placement.settings import FairnessSettings
 from headrace.router.placement.types import Placement, Shed
 from tests.support.router.placement_pool import BLOCK, Pool, chain
 from tests.unit.router.placement.test_prefixes import busy_holder

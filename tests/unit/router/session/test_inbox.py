@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import JobEvent, JobEvents, LoadReport, RankLoad
+from headrace.broker.messages.events import JobEvent, JobEvents, LoadReport, RankLoad
 from headrace.jetstream.ports import Message
 from headrace.router.session.inbox import RouterInbox
 from tests.support.router.router_parts import router_deps, router_state

@@ -8,15 +8,14 @@ import pytest
 
 from headrace.broker.codec import decode, encode, job_headers
 from headrace.broker.dead_letters import MOST_BYTES
-from headrace.broker.messages import Envelope, HistoryEntry, Suspicion, SuspicionQuery, Unreadable
+from headrace.broker.messages.control import HistoryEntry, Suspicion, SuspicionQuery
+from headrace.broker.messages.durable import Unreadable
+from headrace.broker.messages.requests import Envelope
 from headrace.jetstream.errors import JetStreamError, NoResponder
 from headrace.jetstream.tasks import TaskScope
-from headrace.router.session.assessor import Assessor
-from headrace.router.session.credit import RequestCredit
-from headrace.router.session.intake import Intake
-from headrace.router.session.refusals import Refuser
-from headrace.router.session.release import RequestRelease
-from headrace.router.session.window import RequestWindow
+from headrace.router.session.intake import Assessor, Intake
+from headrace.router.session.placing import Refuser
+from headrace.router.session.state import RequestCredit, RequestRelease, RequestWindow
 from tests.support.router.router_parts import router_deps, router_state
 from tests.unit.router.session.test_window import FakeDelivery
 

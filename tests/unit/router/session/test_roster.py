@@ -10,10 +10,11 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from headrace.broker.messages import JobEvent, WorkerMember
+from headrace.broker.messages.events import JobEvent
+from headrace.broker.messages.members import WorkerMember
 from headrace.router.session import roster
-from headrace.router.session.ports import PoolIndex
 from headrace.router.session.roster import Roster, worker_info
+from headrace.router.session.state import PoolIndex
 from tests.support.router.router_parts import router_deps
 from tests.support.router.scheduler import RandomScheduler
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
@@ -12,12 +14,15 @@ from headrace.broker.codec import encode
 from headrace.broker.errors import DeadlineExceeded, JobRefused
 from headrace.broker.ingress.stream import fault_error
 from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Change
 from headrace.jetstream.subjects import Subjects
 from headrace.router.placement.types import Shed, Waiting
 from headrace.router.pools import Pools
-from headrace.router.session.refusals import fault_of
-from headrace.router.session.timers import index_ready
+from headrace.router.session import metrics
+from headrace.router.session.placing import fault_of
+from headrace.router.session.session import AGE_EVERY_S, CROWDED, SessionGauges, TenantCount, index_ready
+from tests.support.router.router_parts import router_deps, router_state
 
 
 def test_a_refusal_reaches_the_client_as_a_refusal_and_never_as_a_failed_engine() -> None:
@@ -116,3 +121,74 @@ def test_a_router_serves_the_models_it_is_for_and_each_once(
     ):
         messaging.watch_.on_change(Change(key, value, 1))
     assert found == expected
+
+
+SUBJECTS = Subjects()
+
+
+class Streams:
+    def __init__(self, *subjects: str) -> None:
+        self.subjects = subjects
+        self.failing = False
+
+    async def subject_counts(self, stream: str, _subject_filter: str) -> dict[str, int]:
+        if self.failing:
+            raise NotConnected("away")
+        assert stream == "HR_REQ"
+        return dict.fromkeys(self.subjects, 1)
+
+
+def counting(streams: Streams, **held: int) -> tuple[TenantCount, Any]:
+    scheduler: Any = SimpleNamespace(several_tenants=False)
+    state = router_state(scheduler)
+    state.window.counts.update(held)
+    return TenantCount(router_deps(streams), state), scheduler
+
+
+@pytest.mark.parametrize(("other", "several"), [(SUBJECTS.req("p", "hi", "b"), True), (SUBJECTS.req("p", "batch", "b"), False)])
+async def test_only_interactive_requests_of_others_count(other: str, *, several: bool) -> None:
+    count, scheduler = counting(Streams(SUBJECTS.req("p", "std", "a"), other), std=CROWDED)
+    await count.refresh()
+    assert scheduler.several_tenants is several
+
+
+async def test_a_window_with_few_interactive_requests_protects_nobody() -> None:
+    streams = Streams(SUBJECTS.req("p", "std", "a"), SUBJECTS.req("p", "std", "b"))
+    count, scheduler = counting(streams, std=CROWDED - 1, batch=CROWDED)
+    scheduler.several_tenants = True
+    await count.refresh()
+    assert not scheduler.several_tenants
+
+
+async def test_the_last_count_stays_while_the_broker_is_away() -> None:
+    streams = Streams()
+    streams.failing = True
+    count, scheduler = counting(streams, std=CROWDED)
+    scheduler.several_tenants = True
+    await count.refresh()
+    assert scheduler.several_tenants
+
+
+class Scheduler:
+    def queued_prefill_tokens(self, now_s: float) -> int:
+        return 7
+
+
+class Window:
+    looks = 0
+
+    def oldest_s(self, wall_s: float) -> float:
+        self.looks += 1
+        return wall_s - 95.0
+
+
+def test_the_oldest_request_is_looked_for_once_a_second() -> None:
+    window = Window()
+    gauges = SessionGauges("a pool", cast("Any", Scheduler()), None, cast("Any", window), wall=lambda: 100.0)
+    for tick in range(10):
+        gauges.refresh(50.0 + tick / 10)
+    assert window.looks == 1
+    gauges.refresh(50.0 + AGE_EVERY_S)
+    assert window.looks == 2
+    assert metrics.OLDEST_S.labels("a pool")._value.get() == 5.0
+    assert metrics.PREFILL_QUEUE.labels("a pool")._value.get() == 7

@@ -9,9 +9,8 @@ import pytest
 
 from headrace.broker.codec import encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Envelope
-from headrace.router.session.held_request import HeldRequest, RequestHead, RequestState, decode_head
-from headrace.router.session.window import RequestWindow
+from headrace.broker.messages.requests import Envelope
+from headrace.router.session.state import HeldRequest, RequestHead, RequestState, RequestWindow, decode_head
 
 
 @dataclass(eq=False)

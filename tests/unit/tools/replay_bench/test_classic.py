@@ -1,7 +1,7 @@
 import pytest
 
 from headrace.broker.codec import pack_u64
-from headrace.broker.messages import JobEvent
+from headrace.broker.messages.events import JobEvent
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.tools.replay_bench.classic import SWEEP, Classic, ClassicWeights
 from tests.support.router.replay_stand_ins import PlainView

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from headrace.cli import main
-from headrace.router.index.factory import IMPLEMENTATION_VARIABLE
+from headrace.router.index.view import IMPLEMENTATION_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +173,6 @@ def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_other_commands_does_not_load_it() -> None:
     code = (
         "import sys; from headrace.cli import build_parser; build_parser(); "
-        "sys.exit('headrace.tools.replay_bench.compare' in sys.modules)"
+        "sys.exit('headrace.tools.replay_bench.report' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

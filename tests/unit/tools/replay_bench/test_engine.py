@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from headrace.router.replay.prefix_cache import PrefixCache
+from headrace.router.replay import PrefixCache
 from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.trace import TraceRequest
 

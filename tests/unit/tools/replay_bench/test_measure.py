@@ -2,10 +2,9 @@ import json
 
 import pytest
 
-from headrace.tools.replay_bench.ceiling import Ceiling
 from headrace.tools.replay_bench.engine import ReplayJob
 from headrace.tools.replay_bench.measure import RunFacts, as_builtins, percentiles, summarise
-from headrace.tools.replay_bench.trace import TraceRequest
+from headrace.tools.replay_bench.trace import Ceiling, TraceRequest
 from headrace.tools.replay_bench.world import ReplayOutcome
 
 LIMIT = Ceiling(infinite=0.5, pooled=0.4, pooled_blocks=10)

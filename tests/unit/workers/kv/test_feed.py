@@ -1,213 +1,83 @@
-"""What is lost between an engine and its worker is had again, or the cache is read anew."""
+"""What of a prompt an engine should find in its cache, in blocks of the pool and of the engine."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
-
+import msgspec
 import pytest
-import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.broker.blocks import block_chain
-from headrace.workers.engine import KvBatch, KvEvent
-from headrace.workers.errors import EngineDead, EngineError
-from headrace.workers.kv import feed as subject
-from headrace.workers.kv.feed import KvFeed
-from headrace.workers.kv.translator import CacheChange, Translator
-from tests.unit.workers.sim.test_engine import sequence, started
+from headrace.workers import metrics
+from headrace.workers.engine import KvEvent, Tier
+from headrace.workers.kv.feed import BatchReader, cached_tokens, tier_of
 
-SIZE = 4
+CHAIN = [10, 20, 30, 40, 50, 60, 70, 80]
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "READ_AGAIN_S", 0.001)
+def test_whole_blocks_are_counted_up_to_the_first_that_is_missing() -> None:
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 40}) == 32
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={20, 30}) == 0
 
 
-class FakeEngine:
-    """Says what it is told to; has a cache to be read anew."""
-
-    def __init__(self) -> None:
-        self.batches: asyncio.Queue[KvBatch | Exception] = asyncio.Queue()
-        self.kept: list[KvBatch] = []
-        self.cached: list[KvEvent] = []
-        self.partial = False
-        self.readings = 0
-        self.last = -1
-
-    async def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        self.readings += 1
-        yield KvBatch([KvEvent(kind="cleared"), *self.cached], self.last, partial=self.partial)
-        while True:
-            batch = await self.batches.get()
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return [batch for batch in self.kept if batch.number >= start]
-
-    def make(self, token: int, *, parent: int | None = None) -> KvBatch:
-        event = KvEvent(kind="stored", hashes=[token], token_ids=[token] * SIZE, parent=parent)
-        self.last += 1
-        batch = KvBatch([event], self.last)
-        self.cached.append(event)
-        self.kept.append(batch)
-        return batch
+def test_at_least_a_token_is_left_to_be_computed() -> None:
+    assert cached_tokens(CHAIN, 128, block_size=16, cache={*CHAIN}) == 112
+    assert cached_tokens(CHAIN, 129, block_size=16, cache={*CHAIN}) == 128
+    assert cached_tokens(CHAIN, 128, block_size=16, cache={*CHAIN}, engine_block=64) == 64
 
 
-def name(token: int) -> int:
-    return block_chain([token] * SIZE, SIZE)[0]
+def test_a_part_of_a_block_of_the_engine_is_of_no_use() -> None:
+    """A prompt that leaves another in the middle of the engine's block shares the first blocks of the pool in it."""
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 30, 40, 50, 60}, engine_block=64) == 64
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 30}, engine_block=64) == 0
 
 
-class Bench:
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.translator = Translator(SIZE)
-        self.changes: list[CacheChange] = []
-        self.feed = KvFeed(engine, self.translator, self.changes.append)
-
-    async def until_held(self, values: set[int]) -> None:
-        async with asyncio.timeout(5):
-            while set(self.translator.device) != values:
-                await asyncio.sleep(0.001)
+def test_of_an_engine_whose_blocks_are_no_multiple_nothing_is_known() -> None:
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={*CHAIN}, engine_block=24) == 0
+    assert cached_tokens(CHAIN, 1000, block_size=0, cache={*CHAIN}, engine_block=16) == 0
 
 
-@contextlib.asynccontextmanager
-async def feeding(engine: Any = None) -> AsyncIterator[Bench]:
-    bench = Bench(engine or FakeEngine())
-    task = asyncio.create_task(bench.feed.run())
-    while not bench.changes:
-        await asyncio.sleep(0)
-    try:
-        yield bench
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+@given(st.integers(1, 400), st.sampled_from([1, 2, 16]), st.integers(1, 4), st.sets(st.sampled_from(CHAIN)))
+def test_what_is_found_is_whole_blocks_of_the_engine_and_less_than_the_prompt(
+    tokens: int, size: int, each: int, cache: set[int]
+) -> None:
+    found = cached_tokens(CHAIN, tokens, block_size=size, cache=cache, engine_block=each * size)
+    assert found % (each * size) == 0
+    assert 0 <= found < tokens
+    assert {*CHAIN[: found // size]} <= cache
+    assert found <= cached_tokens(CHAIN, tokens, block_size=size, cache=cache)
 
 
-async def test_what_is_cached_at_the_start_is_the_first_change():
-    engine = FakeEngine()
-    engine.make(1)
-    async with feeding(engine) as bench:
-        await bench.until_held({name(1)})
-        assert bench.changes[0].stored == {"device": [name(1)]}
+class Batch(msgspec.Struct, array_like=True):
+    events: list[str]
 
 
-async def test_lost_and_late_batches_are_put_in_order():
-    async with feeding() as bench:
-        batches = [bench.engine.make(n) for n in range(6)]
-        for number in (0, 3, 1, 2, 5, 4, 5):
-            bench.engine.batches.put_nowait(batches[number])
-        await bench.until_held({name(n) for n in range(6)})
-        assert bench.engine.readings == 1
+TIERS: dict[str, Tier] = {"GPU": "device", "CPU": "host"}
 
 
-async def test_what_cannot_be_had_again_is_read_anew():
-    async with feeding() as bench:
-        batches = [bench.engine.make(n) for n in range(4)]
-        bench.engine.kept.clear()
-        bench.engine.batches.put_nowait(batches[0])
-        with structlog.testing.capture_logs() as logs:
-            bench.engine.batches.put_nowait(batches[3])
-            await bench.until_held({name(n) for n in range(4)})
-        assert bench.engine.readings == 2
-        assert [line["event"] for line in logs] == ["kv.gap"]
+def event(medium: str) -> KvEvent:
+    return KvEvent(kind="removed", tier=tier_of(medium, TIERS), hashes=[1])
 
 
-async def test_an_unknown_parent_is_cleared_up_by_reading_anew_but_not_for_ever():
-    async with feeding() as bench:
-        with structlog.testing.capture_logs() as logs:
-            bench.engine.batches.put_nowait(bench.engine.make(1, parent=77))
-            bench.engine.batches.put_nowait(bench.engine.make(2, parent=78))
-            bench.engine.batches.put_nowait(bench.engine.make(3))
-            await bench.until_held({name(3)})
-        assert bench.engine.readings == 2
-        assert [line["event"] for line in logs] == ["kv.unknown_parent"]
-        assert bench.translator.lost  # it will be read anew when that is allowed again
+reader = BatchReader("an engine", msgspec.msgpack.Decoder(Batch), event)
 
 
-async def test_an_engine_that_cannot_tell_everything_is_believed_as_far_as_it_goes():
-    engine = FakeEngine()
-    engine.partial = True
-    async with feeding(engine) as bench:
-        engine.batches.put_nowait(engine.make(1, parent=77))
-        engine.batches.put_nowait(engine.make(2))
-        await bench.until_held({name(2)})
-        assert engine.readings == 1
+def test_events_are_translated_in_order() -> None:
+    batch = reader.read(7, msgspec.msgpack.encode([["GPU", "CPU"]]))
+    assert batch.number == 7
+    assert [found.tier for found in batch] == ["device", "host"]
+    assert not batch.partial
 
 
-async def test_while_nothing_can_be_read_nothing_is_claimed():
-    async with feeding() as bench:
-        bench.engine.batches.put_nowait(bench.engine.make(1))
-        await bench.until_held({name(1)})
-        with structlog.testing.capture_logs() as logs:
-            bench.engine.batches.put_nowait(EngineError("broken pipe"))
-            async with asyncio.timeout(5):
-                while bench.engine.readings < 2:
-                    await asyncio.sleep(0.001)
-        assert logs == [{"event": "kv.feed_failed", "error": "broken pipe", "log_level": "error"}]
-        assert any(change.cleared for change in bench.changes)
-        await bench.until_held({name(1)})
+@pytest.mark.parametrize("payload", [b"\xc1", msgspec.msgpack.encode([["GPU", "TAPE"]])])
+def test_an_unreadable_batch_clears_what_is_known(payload: bytes) -> None:
+    counter = metrics.KV_TROUBLE.labels("malformed")
+    before = counter._value.get()
+    batch = reader.read(7, payload)
+    assert ([found.kind for found in batch], batch.partial) == (["cleared"], True)
+    assert counter._value.get() == before + 1
 
 
-async def test_a_dead_engine_ends_it():
-    bench = Bench(FakeEngine())
-    bench.engine.batches.put_nowait(EngineDead("gone"))
-    async with asyncio.timeout(5):
-        await bench.feed.run()
-
-
-async def test_blocks_of_another_size_are_refused_aloud():
-    async with feeding() as bench:
-        with structlog.testing.capture_logs() as logs:
-            for number in range(3):
-                event = KvEvent(kind="stored", hashes=[number], token_ids=[1] * 6)
-                bench.engine.batches.put_nowait(KvBatch([event], number))
-            async with asyncio.timeout(5):
-                while bench.translator.anomalies.odd_sizes < 3:
-                    await asyncio.sleep(0.001)
-        assert logs == [{"event": "kv.block_size", "got": 6, "expected": 4, "log_level": "error"}]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"faults": {"kv_drop_every": 3}},
-        {"faults": {"kv_reorder_every": 2}},
-        {"faults": {"kv_drop_every": 5, "kv_reorder_every": 3}, "kv_replay_batches": 4},
-        {"faults": {"kv_drop_every": 2}, "kv_replay_batches": 0},
-    ],
-)
-async def test_the_inventory_of_a_simulated_engine_is_exact(options):
-    """Evictions, tiers and shared prefixes, with events lost and out of order."""
-    sizes = {"blocks": 24, "host_blocks": 12, "disk_blocks": 6}
-    arguments = {"block_size": SIZE, "context_length": 64, "slots": 4} | sizes | options
-    async with started(**arguments) as bench, feeding(bench.engine) as fed:
-        for n in range(40):
-            shared = [n % 3] * 12
-            await bench.engine.submit(sequence(str(n), [*shared, *[n % 7] * (n % 11)], max_tokens=5))
-            if n % 4 == 3:
-                await bench.until(lambda n=n: all(bench.finished(str(k)) for k in range(n + 1)))
-        scheduler = bench.engine._scheduler
-        assert scheduler is not None
-        manager = scheduler.manager
-
-        def truth() -> dict[str, set[int]]:
-            held: dict[str, set[int]] = {"device": set(), "host": set(), "disk": set()}
-            for event in manager.inventory():
-                held[event.tier] |= set(event.hashes)  # the simulator's hashes are chain values
-            return held
-
-        async with asyncio.timeout(10):
-            n = 1000
-            while {tier: set(values) for tier, values in fed.translator.inventory().items()} != truth():
-                n += 1  # the last batch may be lost, and that shows with the next one
-                await bench.engine.submit(sequence(str(n), [n] * 8, max_tokens=1))
-                await bench.until(lambda n=n: bench.finished(str(n)))
-                await asyncio.sleep(0.01)
-        assert all(truth().values())
-        assert fed.translator.anomalies.unknown_removed == 0
+def test_without_a_medium_a_block_is_on_the_device_and_unknown_ones_are_named() -> None:
+    assert tier_of(None, TIERS) == "device"
+    with pytest.raises(ValueError, match="'TAPE' is unknown; known: GPU, CPU"):
+        tier_of("TAPE", TIERS)

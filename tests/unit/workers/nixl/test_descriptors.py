@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.nixl.descriptors import cut, indices, pair, run_starts
-from headrace.workers.nixl.errors import BadBlocks
+from headrace.workers.nixl.descriptors import Arena, BadBlocks, cut, indices, pair, run_starts
 
 BLOCKS = 64
 
@@ -109,3 +108,37 @@ def test_sides_that_do_not_pair_up_are_refused(local: list[int], remote: list[in
 def test_one_block_may_be_copied_to_several_places() -> None:
     local, remote = prepared([1, 2], [5, 5])
     assert (local.tolist(), remote.tolist()) == ([1, 2], [5, 5])
+
+
+def test_blocks_are_apart_writable_and_cover_the_arena() -> None:
+    arena = Arena(4, 100)
+    for block in range(4):
+        arena.view(block)[:] = block + 1
+    assert [set(arena.view(block).tolist()) for block in range(4)] == [{1}, {2}, {3}, {4}]
+    assert arena.view(1).ctypes.data == arena.address + 100
+    assert arena.size == 400
+
+
+@pytest.mark.parametrize("block", [-1, 4])
+def test_there_is_no_view_outside(block: int) -> None:
+    with pytest.raises(BadBlocks, match=str(block)):
+        Arena(4, 100).view(block)
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(0, 100), (4, 0), (-1, 100)])
+def test_an_empty_arena_is_refused(blocks: int, size: int) -> None:
+    with pytest.raises(BadBlocks):
+        Arena(blocks, size)
+
+
+def test_bytes_are_read_as_they_were_written_and_nothing_beside_them_changes() -> None:
+    arena = Arena(4, 100)
+    arena.write(1, b"x" * 150)
+    assert (arena.read(0, 400)) == b"\0" * 100 + b"x" * 150 + b"\0" * 150
+    assert (arena.read(1, 150), arena.read(3, 0)) == (b"x" * 150, b"")
+
+
+@pytest.mark.parametrize(("first", "size"), [(-1, 1), (3, 101), (0, 401), (5, 0), (0, -1)])
+def test_no_bytes_lie_outside(first: int, size: int) -> None:
+    with pytest.raises(BadBlocks, match="do not lie in"):
+        Arena(4, 100).read(first, size)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.nixl import driver
-from headrace.workers.nixl.errors import NixlUnavailable
+from headrace.workers.nixl.descriptors import NixlUnavailable
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *wheels: str) -> None:

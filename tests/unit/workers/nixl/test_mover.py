@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.nixl import metrics
-from headrace.workers.nixl.descriptors import DescriptorRun
+from headrace.workers.nixl import mover
+from headrace.workers.nixl.descriptors import BlocksBusy, DescriptorRun, DriverFailed, PeerGone
 from headrace.workers.nixl.driver import Status
-from headrace.workers.nixl.errors import BlocksBusy, DriverFailed, PeerGone
-from headrace.workers.nixl.mover import MOST_POSTED, TURN_S, TransferJob, TransferQueue
-from headrace.workers.nixl.transfer import Transfer
+from headrace.workers.nixl.mover import MOST_POSTED, TURN_S, Transfer, TransferJob, TransferQueue
 
 MOVING, DONE = Status.MOVING, Status.DONE
 
@@ -249,10 +247,10 @@ def test_metrics_tell_bytes_ends_and_what_is_unsettled(world: World) -> None:
         return float((metric.labels(*labels) if labels else metric)._value.get())  # type: ignore[attr-defined]
 
     before = [
-        sample(metrics.BYTES, "read"),
-        sample(metrics.TRANSFERS, "read", "done"),
-        sample(metrics.FAILURES, "read", "deadline"),
-        sample(metrics.UNSETTLED),
+        sample(mover.BYTES, "read"),
+        sample(mover.TRANSFERS, "read", "done"),
+        sample(mover.FAILURES, "read", "deadline"),
+        sample(mover.UNSETTLED),
     ]
     world.start(2)
     world.posts.end()
@@ -261,15 +259,15 @@ def test_metrics_tell_bytes_ends_and_what_is_unsettled(world: World) -> None:
     world.posts.now_s = 1.0
     world.poll()
     after = [
-        sample(metrics.BYTES, "read"),
-        sample(metrics.TRANSFERS, "read", "done"),
-        sample(metrics.FAILURES, "read", "deadline"),
-        sample(metrics.UNSETTLED),
+        sample(mover.BYTES, "read"),
+        sample(mover.TRANSFERS, "read", "done"),
+        sample(mover.FAILURES, "read", "deadline"),
+        sample(mover.UNSETTLED),
     ]
     assert [now - then for now, then in zip(after, before, strict=True)] == [20, 1, 1, 1]
     world.posts.end()
     world.poll()
-    assert sample(metrics.UNSETTLED) == before[3]
+    assert sample(mover.UNSETTLED) == before[3]
 
 
 @settings(deadline=None)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Generation, Parsing, Part
-from headrace.broker.output_parts import Call, OutputParts
+from headrace.broker.jobs import Call, OutputParts
+from headrace.broker.messages.frames import Part
+from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.parsing.builtin import BuiltinParsers
 from headrace.workers.parsing.interface import finish_reason

@@ -10,9 +10,8 @@ import pytest
 
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.builtin import BuiltinParserFamily
-from headrace.workers.parsing.families import REASONING, TOOLS, Traits, first
 from headrace.workers.parsing.interface import ParserNames
-from headrace.workers.parsing.selection import Kind, ParserChoice, choose, traits_of
+from headrace.workers.parsing.selection import REASONING, TOOLS, Kind, ParserChoice, Traits, choose, first, traits_of
 
 TEMPLATES = Path(__file__).parents[3] / "support" / "chat_templates"
 

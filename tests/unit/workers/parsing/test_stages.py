@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.output_parts import Call, OutputParts
+from headrace.broker.jobs import Call, OutputParts
 from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
 from tests.support.parsing_pieces import cut, cuts, said
 

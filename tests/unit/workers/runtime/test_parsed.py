@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.broker.codec import pack_u32
-from headrace.broker.messages import Finish, Generation, Parsing, Part, Sampling, Text
-from headrace.broker.output_parts import OutputParts, parts_of
+from headrace.broker.jobs import OutputParts, parts_of
+from headrace.broker.messages.frames import Finish, Part, Text
+from headrace.broker.messages.requests import Generation, Parsing, Sampling
 from headrace.broker.protocol.run import Run
 from headrace.workers import metrics
 from headrace.workers.engine import Output

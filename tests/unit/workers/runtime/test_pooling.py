@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Claim, Envelope, Finish, Generation, Pooling, PoolingInput, Row, RunVerdict
+from headrace.broker.messages.control import Claim, RunVerdict
+from headrace.broker.messages.frames import Finish, Row
+from headrace.broker.messages.requests import Envelope, Generation, Pooling, PoolingInput
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
 from headrace.workers.engine import Capabilities, EngineInfo, Pooled, PoolItem
@@ -19,7 +21,7 @@ from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, R
 from headrace.workers.runtime.runtime import Runtime
 from tests.support.runtime_bench import INFO, TABLE, FakeEngine, FakeSession
 from tests.unit.broker.protocol.judge_bench import Port, Sink, frame, opened
-from tests.unit.broker.protocol.test_runs import FakeDelivery
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery
 
 EMBEDDER = replace(INFO, kinds=("embedding",))
 

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.broker.messages import Sampling
-from headrace.workers.engine import Sequence
+from headrace.broker.messages.requests import Sampling
+from headrace.workers.engine import Output, Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.sglang.convert import GUIDED, request_id, to_grammar, to_output, to_request, to_sampling
-from headrace.workers.sglang.resumed_penalties import EMITTED
+from headrace.workers.sglang.convert import (
+    EMITTED,
+    GUIDED,
+    HOOKS,
+    StopTokens,
+    counted,
+    emitted_of,
+    request_id,
+    to_grammar,
+    to_output,
+    to_request,
+    to_sampling,
+)
 
 EOS = frozenset({2})
 
@@ -221,3 +233,72 @@ def test_a_request_that_sglang_gives_up_is_a_fault(status: int, code: str, retri
     assert made.ids == []
     assert (made.fault.code, made.fault.retriable) == (code, retriable)
     assert "no grammar" in made.fault.message
+
+
+def request(tokens: list[int], emitted: int | None) -> Any:
+    custom = None if emitted is None else {EMITTED: emitted}
+    return SimpleNamespace(origin_input_ids=tokens, sampling_params=SimpleNamespace(custom_params=custom))
+
+
+BATCH = [request([7, 8, 9], None), request([7, 3, 3, 5], 3), request([1], 0)]
+
+
+def test_the_tokens_behind_the_prompt_of_a_resumed_request_are_those_emitted_before() -> None:
+    assert list(emitted_of(BATCH)) == [(1, [3, 3, 5])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "expected"),
+    [
+        ("presence", 0.0, [0, 0, 0, 0.5, 0, 0.5, 0, 0, 0, 0]),
+        ("frequency", 0.0, [0, 0, 0, 1.0, 0, 0.5, 0, 0, 0, 0]),
+        ("repetition", 1.0, [1, 1, 1, 0.5, 1, 0.5, 1, 1, 1, 1]),
+    ],
+)
+def test_they_count_as_if_this_engine_had_generated_them(kind: str, start: float, expected: list[float]) -> None:
+    torch = pytest.importorskip("torch")  # comes with the engines
+    cumulated = torch.full((3, 10), start)
+    penalties = {f"{kind}_penalties": torch.full((3, 1), 0.5), f"cumulated_{kind}_penalties": cumulated}
+    counted(kind)(None, SimpleNamespace(**penalties, orchestrator=SimpleNamespace(reqs=lambda: BATCH)))
+    assert cumulated[1].tolist() == expected
+    assert cumulated[0].tolist() == cumulated[2].tolist() == [start] * 10
+
+
+def test_the_hooks_follow_the_making_of_each_penalizer() -> None:
+    assert {hook.kind for hook in HOOKS} == {"after"}
+    assert [hook.target.rpartition(".penaltylib.")[2] for hook in HOOKS] == [
+        "presence_penalty.BatchedPresencePenalizer._prepare",
+        "frequency_penalty.BatchedFrequencyPenalizer._prepare",
+        "repetition_penalty.BatchedRepetitionPenalizer._prepare",
+    ]
+
+
+def ended(chunks: list[list[int]], **sampling: object) -> list[Output]:
+    """The outputs up to the one that ends."""
+    stop_tokens, outputs = StopTokens(Sampling(**sampling)), []  # type: ignore[arg-type]
+    for ids in chunks:
+        outputs.append(Output("s", list(ids)))
+        if stop_tokens.end(outputs[-1]):
+            break
+    return outputs
+
+
+def test_the_stop_token_is_the_last_one() -> None:
+    outputs = ended([[5], [6, 9, 7], [8]], ignore_eos=True, stop_token_ids=[9])
+    assert [(output.ids, output.finish, output.stop) for output in outputs] == [([5], None, None), ([6, 9], "stop", 9)]
+
+
+@pytest.mark.parametrize(("least", "ends"), [(0, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_none_ends_a_sequence_before_its_least_number_of_tokens(least: int, ends: int) -> None:
+    outputs = ended([[5, 9], [6, 9], [9], [1]], ignore_eos=True, stop_token_ids=[9], min_tokens=least)
+    assert len(outputs) == ends
+
+
+def test_logprobs_end_with_the_tokens() -> None:
+    output = Output("s", [5, 9, 7], logprobs=["a", "b", "c"])  # type: ignore[list-item]
+    assert StopTokens(Sampling(ignore_eos=True, stop_token_ids=[9])).end(output)
+    assert output.logprobs == ["a", "b"]
+
+
+def test_what_sglang_heeds_itself_is_left_to_it() -> None:
+    assert [output.finish for output in ended([[5], [9], [7]], stop_token_ids=[9])] == [None, None, None]

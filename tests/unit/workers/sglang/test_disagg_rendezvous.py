@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import DisaggStyle, EngineConfig, Fault, Handover, Output, Role, Sequence
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.sglang import disagg_rendezvous as subject
-from headrace.workers.sglang.local_prefill import LOCAL_HOST
+from headrace.workers.sglang.disagg_rendezvous import LOCAL_HOST, METHOD, use_local_store
 
 
 def config(role: Role, **args: object) -> EngineConfig:
@@ -130,3 +134,35 @@ def test_the_role_is_that_of_the_started_engine() -> None:
 def test_a_server_on_every_address_is_reached_at_the_one_that_is_set() -> None:
     assert subject.reachable_host("0.0.0.0", {"SGLANG_HOST_IP": "10.0.0.1"}) == "10.0.0.1"
     assert subject.reachable_host("10.0.0.2", {"SGLANG_HOST_IP": "10.0.0.1"}) == "10.0.0.2"
+
+
+CHILD = "import sys; from pathlib import Path; file = Path(sys.argv[1]); file.write_text(file.read_text() + 'there')"
+
+
+def test_they_meet_in_memory_that_children_of_the_process_read_and_write() -> None:
+    environ: dict[str, str] = {}
+    use_local_store({"tp_size": 2}, environ)
+    path = environ[METHOD].removeprefix("file://")
+    assert path.startswith(f"/proc/{os.getpid()}/fd/")
+    try:
+        for seen in ("there", "therethere"):
+            subprocess.run([sys.executable, "-c", CHILD, path], check=True, timeout=30)
+            assert os.pread(int(path.rpartition("/")[2]), 100, 0) == seen.encode()
+        assert os.readlink(path).startswith("/memfd:"), "nothing of it lies on a disk"
+    finally:
+        os.close(int(path.rpartition("/")[2]))
+
+
+@pytest.mark.parametrize(
+    ("args", "environ"),
+    [
+        ({"nnodes": 2, "dist_init_addr": "10.0.0.1:5000"}, {}),
+        ({"dist_init_addr": "127.0.0.1:5000"}, {}),
+        ({"dp_size": 2}, {}),
+        ({}, {METHOD: "env://"}),
+    ],
+)
+def test_where_they_cannot_or_the_operator_has_named_a_place_it_stays(args: dict[str, Any], environ: dict[str, str]) -> None:
+    before = dict(environ)
+    use_local_store(args, environ)
+    assert environ == before

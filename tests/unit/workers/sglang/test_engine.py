@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("zmq")  # comes with the engines
-
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, EngineInfo, Load, Output, PoolItem, Role, Sequence
 from headrace.workers.errors import (
     EngineDead,
@@ -26,6 +24,9 @@ from headrace.workers.errors import (
 )
 from headrace.workers.sglang import child_process
 from headrace.workers.sglang.engine import SglangEngine
+
+pytest.importorskip("zmq")  # comes with the engines
+
 
 STAND_IN = Path(__file__).parents[3] / "support" / "sglang_child_stand_in.py"
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineInfo, Output, PoolItem, Sequence
 from headrace.workers.sglang.host import EngineHost
 from headrace.workers.sglang.messages import Abort, Control, LoadReport, PoolInput, Reply, StepOutputs, Stop, Submit
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 
 
 class Request(SimpleNamespace):

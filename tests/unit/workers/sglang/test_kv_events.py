@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from headrace.workers.engine import KvBatch
-from headrace.workers.sglang.kv_events import read_batch
+from headrace.workers.sglang.engine import read_batch
 
 STORED = {"type": "BlockStored", "block_hashes": [5], "parent_block_hash": 4, "token_ids": [1, 2], "block_size": 2}
 
@@ -82,7 +82,7 @@ def test_an_unreadable_batch_leaves_nothing_known_and_is_logged(payload: bytes) 
 
 async def test_sglang_is_told_the_sockets_of_the_listener(tmp_path: Path) -> None:
     pytest.importorskip("zmq")  # comes with SGLang
-    from headrace.workers.sglang.kv_listener import KvListener
+    from headrace.workers.sglang.engine import KvListener
 
     listener = KvListener(tmp_path)
     config = listener.config()

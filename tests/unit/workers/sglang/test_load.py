@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.workers.engine import Load
-from headrace.workers.sglang.load import LoadMeter
+from headrace.workers.sglang.host import LoadMeter
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.sglang import local_prefill as subject
+from headrace.workers.sglang import disagg_rendezvous as subject
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker.messages import Part
+from headrace.broker.messages.frames import Part
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.parsing.families import REASONING, TOOLS
+from headrace.workers.parsing.selection import REASONING, TOOLS
 from headrace.workers.parsing.stages import Plain
 from headrace.workers.sglang.parsing import NAMES, ReasoningStage, SglangParserFamily, ToolStage, _keys
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.workers.sglang import plugin
-from headrace.workers.sglang.cpu_plugin.pinned_memory import stay, unpinned
+from headrace.workers.sglang.cpu_plugin import stay, unpinned
 
 
 class Kinds(Enum):

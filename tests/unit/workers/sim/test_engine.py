@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from headrace.broker.blocks import block_chain
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Engine, EngineConfig, KvEvent, Output, Role, Sequence
 from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.answers.tokens import expected_ids
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.settings import parse_settings
+from headrace.workers.sim.step_driver import EventBuffer
+from headrace.workers.sim.tokens import expected_ids
 from tests.support.sim_replay import replay
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from headrace.workers.engine import Capabilities, DisaggStyle, EngineConfig, Handover, Role
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.answers.tokens import expected_ids
 from headrace.workers.sim.engine import SimEngine
-from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.settings import SimSettings, parse_settings
-from headrace.workers.sim.transfer.fabric import Notice
+from headrace.workers.sim.fabric import Notice
+from headrace.workers.sim.settings import SequenceFaults, SimSettings, parse_settings
+from headrace.workers.sim.tokens import expected_ids
 from tests.support.sim_world import HoldingFabric, Node, World
 
 PROMPT = list(range(10, 28))  # four whole blocks and a half

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Output, Sequence
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
-from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
-from headrace.workers.sim.faults import Faults, SequenceFaults
 from headrace.workers.sim.scheduler import SimScheduler
-from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.settings import Faults, SequenceFaults, SimSettings
+from headrace.workers.sim.tokens import bundled_vocabulary, expected_ids
 
 NONE = SequenceFaults()
 

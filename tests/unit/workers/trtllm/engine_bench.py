@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, EngineInfo, KvEvent, Output, Role, Sequence
 from headrace.workers.trtllm.engine import TrtllmEngine
 from tests.support import tensorrt_llm_stand_in as stand_in

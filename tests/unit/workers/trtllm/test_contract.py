@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.trtllm.contract import USED, Used, differences, release_line, takes
-from headrace.workers.trtllm.installed_check import check_package, load_installed, missing_here
+from headrace.workers.trtllm.contract import (
+    USED,
+    Used,
+    check_package,
+    differences,
+    load_installed,
+    missing_here,
+    release_line,
+    takes,
+)
 from tests.support import tensorrt_llm_stand_in as stand_in
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Handover
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.text.tokens import token_table
+from headrace.workers.tokens import token_table
 from headrace.workers.trtllm.engine import TrtllmEngine
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import PROMPT, running, sequence, versions

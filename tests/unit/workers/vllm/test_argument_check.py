@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm import argument_check
-from headrace.workers.vllm.argument_check import check_arguments, vllm_settings
+from headrace.workers.vllm import settings
+from headrace.workers.vllm.settings import check_arguments, vllm_settings
 
 SOURCE = """
 @dataclass
@@ -39,7 +39,7 @@ def read_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (package / "engine").mkdir(parents=True)
     (package / "engine" / "arg_utils.py").write_text(SOURCE)
     found = vllm_settings(package)
-    monkeypatch.setattr(argument_check, "vllm_settings", lambda: found)
+    monkeypatch.setattr(settings, "vllm_settings", lambda: found)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_a_source_that_is_not_as_expected_refuses_nothing(monkeypatch: pytest.Mo
         if text is not None:
             (package / "engine" / "arg_utils.py").write_text(text)
         assert vllm_settings(package) == {}
-    monkeypatch.setattr(argument_check, "vllm_settings", dict)
+    monkeypatch.setattr(settings, "vllm_settings", dict)
     check_arguments({"anything": 1})
 
 
 def test_the_installed_vllm_is_read_and_not_imported() -> None:
     script = (
-        "import sys; from importlib.util import find_spec; from headrace.workers.vllm.argument_check import vllm_settings;"
+        "import sys; from importlib.util import find_spec; from headrace.workers.vllm.settings import vllm_settings;"
         "found = vllm_settings(); there = find_spec('vllm') is not None;"
         "assert not there or found['max_model_len'] == 'int', found;"
         "assert not {'vllm', 'torch', 'transformers'} & sys.modules.keys()"

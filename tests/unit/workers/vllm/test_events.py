@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import structlog
 
 from headrace.workers.engine import KvBatch
-from headrace.workers.vllm.events import media_digest, read_batch
+from headrace.workers.vllm.events import KvListener, media_digest, read_batch
 
 STORED = {"type": "BlockStored", "block_hashes": [5], "parent_block_hash": 4, "token_ids": [1, 2], "block_size": 2}
 
@@ -82,3 +84,24 @@ def test_what_cannot_be_read_leaves_nothing_known_and_is_logged(payload):
         read = read_batch(8, payload)
     assert ([event.kind for event in read], read.number, read.partial) == (["cleared"], 8, True)
     assert [(line["event"], line["number"]) for line in logs] == [("kv.malformed", 8)]
+
+
+pytest.importorskip("zmq")  # comes with vLLM
+
+
+async def test_vllm_is_told_the_sockets_of_the_listener(tmp_path: Path) -> None:
+    listener = KvListener(tmp_path)
+    config = listener.config()
+    assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
+    assert (config["endpoint"], config["topic"]) == (listener.endpoint, listener.topic)
+    assert config["replay_endpoint"] == f"ipc://{tmp_path}/replay"
+    listener.close()
+
+
+async def test_an_engine_with_a_rank_of_its_own_publishes_where_vllm_counts_to(tmp_path: Path) -> None:
+    listener = KvListener(tmp_path, first=3)
+    config = listener.config()
+    base = int(config["endpoint"].rpartition(":")[2])
+    assert listener[0].port == base + 3
+    assert int(listener[0].replay_endpoint.rpartition(":")[2]) == int(config["replay_endpoint"].rpartition(":")[2]) + 3
+    listener.close()

@@ -10,16 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.broker.models.cards import MediaSlot
-from headrace.frontend.media.loader import MediaItem, content_name
-from headrace.frontend.media.placeholders import place
+from headrace.frontend.media.loader import MediaItem, content_name, place
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.vllm import convert, media, media_support, missing_packages
+from headrace.workers.vllm import convert, media
+from headrace.workers.vllm import media as media_support
+from headrace.workers.vllm import start as missing_packages
 from headrace.workers.vllm.events import media_digest
-from headrace.workers.vllm.media import MediaReader, check_kinds, items_of, with_placeholders
-from headrace.workers.vllm.media_support import MediaSupport, NotOffered, expansion, missing_decoder, offered_media
+from headrace.workers.vllm.media import (
+    MediaReader,
+    MediaSupport,
+    NotOffered,
+    check_kinds,
+    expansion,
+    items_of,
+    missing_decoder,
+    offered_media,
+    with_placeholders,
+)
 
 TOKEN, SOUND = 90, 91
 IMAGE_IDS = [80, TOKEN, TOKEN, 81]

@@ -15,7 +15,7 @@ pytest.importorskip("zmq")  # comes with vLLM
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineDead
-from headrace.workers.follower import follow
+from headrace.workers.main import follow
 from headrace.workers.vllm import engine as engine_module
 from headrace.workers.vllm.engine import VllmEngine
 from headrace.workers.vllm.node_part import NODE_GONE, PROCESS_GONE, NodePart, follows

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.carrier.crash_writer import CrashWriter
 from headrace.broker.durable.carrier.held_job import HeldJob
+from headrace.broker.durable.carrier.job_run import CrashWriter
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.durable.stream_writer import DurableStreamWriter
-from headrace.broker.messages import HEADER_JOB, HistoryEntry, StreamEntry
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.durable import HEADER_JOB, StreamEntry
 from headrace.broker.settings import CarrierSettings, Timing
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.carrier.test_held_job import FakeDelivery

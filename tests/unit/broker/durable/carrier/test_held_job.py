@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs, has_precedence
 from headrace.broker.durable.names import new_nonce
 from headrace.broker.durable.stored_job import parse_job
-from headrace.broker.messages import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB
+from headrace.broker.messages.durable import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.fakes import FakeStreams
 

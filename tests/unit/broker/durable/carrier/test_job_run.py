@@ -11,7 +11,8 @@ from headrace.broker.durable.carrier import job_run
 from headrace.broker.durable.carrier.held_job import HeldJob
 from headrace.broker.durable.carrier.job_run import JobRunner
 from headrace.broker.durable.stored_job import parse_job
-from headrace.broker.messages import HEADER_JOB, HEADER_STREAM, Row
+from headrace.broker.messages.durable import HEADER_JOB, HEADER_STREAM
+from headrace.broker.messages.frames import Row
 from headrace.jetstream.ports import StoredMessage
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.carrier.test_crash_writer import Deps

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.broker.durable import result_store
-from headrace.broker.durable.carrier.joined_commits import JoinedCommits
-from headrace.broker.durable.result_store import LARGEST, ResultStore
-from headrace.broker.messages import JobResult
+from headrace.broker.durable import results as result_store
+from headrace.broker.durable.carrier.job_end import JoinedCommits
+from headrace.broker.durable.results import LARGEST, ResultStore
+from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Outgoing, PubAck
 from headrace.jetstream.subjects import Subjects

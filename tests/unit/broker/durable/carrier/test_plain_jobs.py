@@ -12,10 +12,11 @@ import pytest
 from headrace.broker.codec import decode
 from headrace.broker.durable.carrier.held_job import HeldJob
 from headrace.broker.durable.carrier.job_run import JobRunner
-from headrace.broker.ingress.row_dispatch import RowDispatcher
-from headrace.broker.ingress.stream import JobStream
+from headrace.broker.ingress.stream import JobStream, RowDispatcher
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, HistoryEntry, JobFault, Row, StreamEntry
+from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.durable import StreamEntry
+from headrace.broker.messages.frames import Finish, JobFault, Row
 from tests.support.ingress_parts import StreamReports
 from tests.unit.broker.durable.carrier.test_crash_writer import CRASH, SUBJECT, Deps, plain_job
 from tests.unit.broker.durable.fakes import FakeStreams

@@ -12,9 +12,9 @@ import numpy as np
 
 from headrace.broker.codec import pack_u32
 from headrace.workers.errors import WorkerError
-from headrace.workers.sim.answers.guided.strings import Draws
-from headrace.workers.sim.answers.guided.texts import guided_text
-from headrace.workers.sim.answers.tokens import Vocabulary
+from headrace.workers.sim.guided import guided_text
+from headrace.workers.sim.guided_strings import Draws
+from headrace.workers.sim.tokens import Vocabulary
 
 from .result import Logprob
 from .utils import RequestError

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from headrace.workers.sim.answers.tokens import Vocabulary
-from headrace.workers.sim.timing import timing_model
+from headrace.workers.sim.settings import timing_model
+from headrace.workers.sim.tokens import Vocabulary
 from tensorrt_llm.disaggregated_params import DisaggregatedParams
 from tensorrt_llm.version import IS_1_3
 

@@ -1,1 +1,0 @@
-"""The Batches API: its routes, and the process that carries batches on."""

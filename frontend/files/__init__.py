@@ -1,1 +1,0 @@
-"""Files and uploads in parts, as OpenAI's API has them."""

@@ -1,1 +1,0 @@
-"""Stored jobs as the frontend knows them: rendered by the APIs, and read by their clients."""

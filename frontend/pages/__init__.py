@@ -1,1 +1,0 @@
-"""Pages for people: what this server is, and a description of its routes."""

@@ -1,1 +1,0 @@
-"""The tokenizer API: text to tokens and back, for clients that count or inspect tokens."""

@@ -1,1 +1,0 @@
-"""Chats with a running deployment in the terminal, over its HTTP interface."""

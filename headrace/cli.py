@@ -1,0 +1,430 @@
+"""Parses command lines, and says of a wrong one in a line what is wrong with it and what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NoReturn, TypeVar
+
+from headrace.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, CommandError
+from headrace.base.process import import_patiently, import_structlog
+from headrace.commands.groups import EXIT_CODES, ShowVersion, show_help
+
+_N = TypeVar("_N")
+
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_LIKE = 0.6  # how similar, from 0 to 1, what was meant must be
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line with the nearest option or command, and end the process with code 2.
+
+    The parsers of the commands below it are of the same class.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # the stub has an overload for each kind of namespace
+        self, args: Sequence[str] | None = None, namespace: _N | None = None
+    ) -> tuple[_N | argparse.Namespace, list[str]]:
+        """Parse, and take nothing that is unknown: each command knows its own options best."""
+        words = sys.argv[1:] if args is None else list(args)
+        self._refuse_unknown(self._own_words(words))
+        found, left = super().parse_known_args(words, namespace)
+        if left:
+            self._refuse_unknown(left)
+            self.error(f"unexpected argument {left[0][:200]!r}")
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and how to see what there is, and end with code 2."""
+        command = self.prog.replace(" [options]", "")
+        sys.stderr.write(f"{command}: {message.removeprefix('argument ')} ({command} --help)\n")
+        sys.exit(EXIT_USAGE)
+
+    def below(self) -> dict[str, argparse.ArgumentParser]:
+        """Return the parsers of the commands below this one, by name."""
+        found: dict[str, argparse.ArgumentParser] = {}
+        for action in self._actions:
+            if action.nargs == argparse.PARSER and isinstance(action.choices, dict):
+                found |= action.choices
+        return found
+
+    def options(self) -> dict[str, argparse.Action]:
+        """Return the options of this command that its help shows, by each of their names."""
+        shown = self._option_string_actions.items()
+        return {name: action for name, action in shown if action.help != argparse.SUPPRESS}
+
+    def _own_words(self, words: Sequence[str]) -> list[str]:
+        """Return the words before the command below this one, whose options are its own."""
+        below = self._commands_below()
+        own: list[str] = []
+        for word in words:
+            if word == "--" or word in below:
+                break
+            own.append(word)
+        return own
+
+    def _refuse_unknown(self, words: Iterable[str]) -> None:
+        known = self._option_string_actions
+        for word in words:
+            name = word.partition("=")[0]
+            if not _OPTION.fullmatch(name) or name in known or (name[:2] in known and not name.startswith("--")):
+                continue
+            self.error(f"there is no option {name[:200]}{_meant(name, known)}")
+
+    def _commands_below(self) -> Collection[str]:
+        return [str(name) for action in self._actions if action.nargs == argparse.PARSER for name in action.choices or ()]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for a value that is none of the choices."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        if action.nargs == argparse.PARSER:
+            raise argparse.ArgumentError(None, f"there is no command {str(value)[:200]!r}{_meant(str(value), choices)}")
+        raise argparse.ArgumentError(
+            action, f"expected one of {', '.join(choices)}, got {str(value)[:200]!r}{_meant(str(value), choices)}"
+        )
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    found = difflib.get_close_matches(name, [word for word in known if not word.startswith("--no-")], n=1, cutoff=_LIKE)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+# The `headrace` command line.
+#
+# Flags are derived from the declared settings, and only the command that is asked for gets its flags: to make those of all
+# commands takes longer than everything else here. A command imports the code that it runs only when it runs.
+
+COMMAND_GROUP = "headrace.commands"
+
+MAIN = f"""examples:
+  headrace up                                     the bundled small model on http://127.0.0.1:8000
+  headrace demo                                   an answer survives the worker that writes it
+  headrace up --engine sim --workers 2            the simulator: no model, ready at once
+  headrace up --mode disagg                       one worker computes prompts, another one the answers
+  headrace up --model Qwen/Qwen3-0.6B --port 9000
+  headrace frontend --nats nats://broker:4222     one part alone, on any machine
+  headrace worker --engine vllm --model M --nats nats://broker:4222
+  headrace router --nats nats://broker:4222
+  headrace submit questions.jsonl --out answers.jsonl
+  headrace streams status
+  headrace dlq ls                                 requests that were taken out of service
+  headrace doctor                                 what is wrong with this machine, the server or the deployment
+  headrace help up                                the usual options of a command; `headrace up --help-all`: all of them
+
+Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
+./headrace.toml), in this order; `headrace config` shows what is in force. Durations are seconds.
+
+{EXIT_CODES}"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    import_patiently()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    prog = "headrace"
+    try:
+        parsed = build_parser(next((word for word in arguments if not word.startswith("-")), None)).parse_args(arguments)
+        prog = parsed.prog
+        import_structlog()
+        code: int = parsed.run(parsed)
+    except CommandError as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    return code
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, in which only `command` has its flags and the commands below it.
+
+    Raises CommandError if the module of another package's command cannot be loaded.
+    """
+    parser = CommandParser(
+        prog="headrace",
+        description="LLM serving over NATS JetStream.",
+        epilog=MAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action=ShowVersion, nargs=0, help="show the version and exit; `headrace version`: all versions"
+    )
+    parser.set_defaults(run=lambda _parsed: show_help(parser), prog="headrace")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name, (about, place) in _COMMANDS.items():
+        if name == command:
+            module, _, function = place.partition(":")
+            getattr(import_module(module), function)(commands, about)
+        else:
+            commands.add_parser(name, help=about)
+    if command not in _COMMANDS:  # looking through the installed packages takes some milliseconds
+        for name, found in installed_commands().items():
+            about = f"from {found.dist.name}" if found.dist else "from another package"
+            if name == command:
+                _load(found)(commands, about)
+            else:
+                commands.add_parser(name, help=about)
+    return parser
+
+
+def installed_commands() -> dict[str, EntryPoint]:
+    """Return the commands that other packages bring, by name.
+
+    A package declares one as an entry point of the group `headrace.commands`: a function `add(commands, about)` that adds its
+    parser to argparse's subparsers and sets `run`, as the modules of `headrace/commands` do. A built-in name cannot be taken.
+    """
+    found = {point.name: point for point in entry_points(group=COMMAND_GROUP)}
+    return {name: found[name] for name in sorted(found) if name not in _COMMANDS}
+
+
+def _load(point: EntryPoint) -> Callable[[Any, str], None]:
+    try:
+        add: Callable[[Any, str], None] = point.load()
+    except Exception as error:
+        raise CommandError(f"command {point.name!r} ({point.value}) cannot be loaded: {error}") from error
+    return add
+
+
+# Command → its line in the list of commands, and the function that adds it, whose module is imported only for that command.
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("run a whole deployment on this machine", "headrace.commands.parts:add_up"),
+    "demo": ("see an answer survive the worker that writes it, in 15 seconds", "headrace.demo:add_demo"),
+    "chat": ("talk to a served model in the terminal", "headrace.chat:add_chat"),
+    "frontend": ("run an HTTP frontend", "headrace.commands.parts:add_frontend"),
+    "worker": ("run an engine worker, or ask or tell running ones", "headrace.commands.parts:add_worker"),
+    "router": ("run a router, or ask the routers", "headrace.commands.parts:add_router"),
+    "submit": ("submit the lines of a file as jobs, and write their results", "headrace.commands.jobs:add_submit"),
+    "jobs": ("list, show, cancel or watch stored jobs", "headrace.commands.jobs:add_jobs"),
+    "trace": ("tell what happened to a request, when, where and why", "headrace.commands.trace:add_trace"),
+    "top": ("watch workers, queues and streams live in the terminal", "headrace.top:add_top"),
+    "console": ("serve the view of a deployment in a browser", "headrace.console.app:add_console"),
+    "planner": ("say how many workers are needed soon, or start and drain them", "headrace.planner.command:add_planner"),
+    "doctor": ("check this machine, the NATS server and the running deployment", "headrace.doctor:add_doctor"),
+    "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", "headrace.commands.keys:add_keys"),
+    "audit": ("list or follow the records of requests, and say how long they are kept", "headrace.commands.audit:add_audit"),
+    "tenant": ("export or delete all that is stored of a tenant", "headrace.commands.tenant:add_tenant"),
+    "init": ("make the logins of a deployment for a nats-server of your own", "headrace.commands.logins:add_init"),
+    "steward": ("keep streams and make consumers for parts that log in with a role", "headrace.commands.logins:add_steward"),
+    "streams": ("plan, apply, show or purge what Headrace keeps in NATS", "headrace.commands.streams:add_parser"),
+    "bench": (
+        "load a running server and report latencies, or replay a trace in virtual time",
+        "headrace.tools.bench.command:add_bench",
+    ),
+    "replay": ("rebuild the index of the past, or place its requests by another policy", "headrace.commands.replay:add_parser"),
+    "dlq": ("list, show, run again or drop the requests that were taken out of service", "headrace.commands.dlq:add_dlq"),
+    "chaos": (
+        "kill, freeze and drain the parts of a deployment under load, and account for every request",
+        "headrace.tools.chaos.run:add_chaos",
+    ),
+    "model": ("list or forget the models that are known, prepare the bundled one", "headrace.commands.info:add_model"),
+    "adapter": ("push LoRA adapters into the deployment, list or remove them", "headrace.commands.adapter:add_adapter"),
+    "config": ("show the settings in force and where each comes from", "headrace.commands.info:add_config"),
+    "completion": ("print the completion script of a shell", "headrace.cli:add_completion"),
+    "version": ("show versions of Headrace, NATS and the installed engines", "headrace.commands.info:add_version"),
+}
+
+
+def command_names() -> list[str]:
+    """Return the names of all commands."""
+    return [*_COMMANDS, *installed_commands()]
+
+
+# Writes the completion script of a shell, made from the parsers of all commands: `headrace completion bash|zsh|fish`.
+
+EXAMPLES = """examples:
+  source <(headrace completion bash)      in this shell, or in ~/.bashrc for all
+  headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+  headrace completion zsh > ~/.zfunc/_headrace                  a folder of $fpath
+  headrace completion fish > ~/.config/fish/completions/headrace.fish"""
+
+_SCRIPT = """# Completion of the headrace command, made by `headrace completion bash` of this version.
+_headrace() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} path='' word
+    for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
+        case "${{path:+$path }}$word" in
+            {paths}) path="${{path:+$path }}$word" ;;
+        esac
+    done
+    COMPREPLY=()
+    case "$path $before" in
+{values}
+    esac
+    case "$path" in
+{words}
+    esac
+}}
+complete -o bashdefault -o default -F _headrace headrace
+"""
+
+
+# zsh has the functions of bash's completion as a module; only the way in differs.
+_ZSH = """#compdef headrace
+# Completion of the headrace command, made by `headrace completion zsh` of this version.
+autoload -Uz bashcompinit && bashcompinit
+{bash}
+_bash_complete -o bashdefault -o default -F _headrace_words
+"""
+
+_FISH = """# Completion of the headrace command, made by `headrace completion fish` of this version.
+function __headrace_path
+    set -l path
+    for word in (commandline -opc)[2..-1]
+        switch (string join ' ' -- $path $word)
+            case {paths}
+                set -a path $word
+        end
+    end
+    string join ' ' -- $path
+end
+function __headrace_at
+    set -l path (__headrace_path)
+    test "$path" = "$argv[1]"
+end
+{words}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandWords:
+    """The words that may follow a command: `commands` below it, its options, and the values of those that have a list."""
+
+    path: str  # the command's words, `worker drain`; empty = headrace itself
+    commands: tuple[str, ...]
+    options: tuple[str, ...]
+    values: dict[str, tuple[str, ...]] = field(default_factory=dict)  # option → what it takes
+    free: frozenset[str] = frozenset()  # options that take any value
+
+
+def add_completion(commands: Any, about: str) -> None:
+    """Add `completion`."""
+    parser = commands.add_parser(
+        "completion",
+        help=about,
+        description="Print a script that completes commands, options and their values in a shell.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
+    parser.set_defaults(run=_run, prog="headrace completion")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+
+    sys.stdout.write(_SCRIPTS[parsed.shell](all_words(build_parser, command_names())))
+    return EXIT_OK
+
+
+def all_words(build: Callable[[str | None], argparse.ArgumentParser], names: Iterable[str]) -> list[CommandWords]:
+    """Return the words of every command. `build` makes the parser in which one command has what is below it."""
+    found = [_words("", build(None))]
+    for name in names:
+        top = build(name)
+        assert isinstance(top, CommandParser)  # noqa: S101  # by construction
+        found += _below(name, top.below()[name])
+    return found
+
+
+def _below(path: str, parser: argparse.ArgumentParser) -> list[CommandWords]:
+    found = [_words(path, parser)]
+    if isinstance(parser, CommandParser):
+        for name, below in parser.below().items():
+            found += _below(f"{path} {name}", below)
+    return found
+
+
+def _words(path: str, parser: argparse.ArgumentParser) -> CommandWords:
+    if not isinstance(parser, CommandParser):
+        raise TypeError(f"the parser of {path!r} has no words")
+    options = parser.options()
+    taking = {name: action for name, action in options.items() if action.nargs != 0}
+    values = {name: found for name, action in taking.items() if (found := _values(action))}
+    return CommandWords(
+        path,
+        tuple(parser.below()),
+        tuple(name for name in options if name.startswith("--")),
+        values,
+        frozenset(set(taking) - set(values)),
+    )
+
+
+def _values(action: argparse.Action) -> tuple[str, ...]:
+    """Return the values that an option takes if it has a list of them; those of settings stand in their metavar, `a|b`."""
+    if action.choices:
+        return tuple(map(str, action.choices))
+    parts = str(action.metavar or "").split("|")
+    return tuple(part for part in parts if re.fullmatch(r"[a-z0-9][a-z0-9._-]*", part)) if len(parts) > 1 else ()
+
+
+def bash_script(words: Iterable[CommandWords]) -> str:
+    """Return the script for bash. Where nothing is known of a value, bash completes file names."""
+    every = list(words)
+    values, cases = [], []
+    for one in every:
+        for option, choices in one.values.items():
+            values.append(_case(f"{one.path} {option}", choices, after="return"))
+        if one.free:
+            patterns = "|".join(shlex.quote(f"{one.path} {option}") for option in sorted(one.free))
+            values.append(f"        {patterns}) return ;;")
+        cases.append(_case(one.path, (*one.commands, *one.options)))
+    paths = "|".join(shlex.quote(one.path) for one in every if one.path)
+    return _SCRIPT.format(paths=paths, values="\n".join(values), words="\n".join(cases))
+
+
+def _case(pattern: str, words: Iterable[str], *, after: str = "") -> str:
+    reply = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current"))'
+    return f"        {shlex.quote(pattern)}) {reply}{f'; {after}' if after else ''} ;;"
+
+
+def zsh_script(words: Iterable[CommandWords]) -> str:
+    """Return the script for zsh: that of bash, by zsh's own module for it."""
+    # zsh loads the file as the function _headrace, and calls it for the first completion.
+    return _ZSH.format(bash=bash_script(words).replace("_headrace", "_headrace_words"))
+
+
+def fish_script(words: Iterable[CommandWords]) -> str:
+    """Return the script for fish. Where nothing is known of a value, fish completes file names."""
+    every = list(words)
+    lines = []
+    for one in every:
+        here = f"complete -c headrace -n \"__headrace_at '{one.path}'\""
+        if one.commands:
+            lines.append(f"{here} -f -a {_fish_words(one.commands)}")
+        for option in one.options:
+            name = option.removeprefix("--")
+            if option in one.values:
+                lines.append(f"{here} -l {name} -x -a {_fish_words(one.values[option])}")
+            else:
+                lines.append(f"{here} -l {name}{' -r' if option in one.free else ''}")
+    paths = " ".join(_fish_words([one.path]) for one in every if one.path)
+    return _FISH.format(paths=paths, words="\n".join(lines))
+
+
+def _fish_words(words: Iterable[str]) -> str:
+    """Return words as one quoted argument of fish, in which only these two characters mean something."""
+    text = " ".join(words).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+_SCRIPTS: dict[str, Callable[[Iterable[CommandWords]], str]] = {
+    "bash": bash_script,
+    "zsh": zsh_script,
+    "fish": fish_script,
+}

@@ -1,1 +1,0 @@
-"""Commands to running workers and models, sent over NATS."""

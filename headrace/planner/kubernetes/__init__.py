@@ -1,1 +1,0 @@
-"""Scaling of workers on Kubernetes: the API over HTTPS, and what is done with it."""

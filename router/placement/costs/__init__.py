@@ -1,1 +1,0 @@
-"""Costs of placing a request on each worker, one by one and as arrays."""

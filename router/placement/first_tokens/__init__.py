@@ -1,1 +1,0 @@
-"""Predictions of first tokens, what is learnt of their errors, and the promises that come of them."""

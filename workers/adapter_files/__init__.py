@@ -1,1 +1,0 @@
-"""Brings the files of LoRA adapters to a worker: from folders, hubs, S3, web servers and the deployment's own object store."""

@@ -1,1 +1,0 @@
-"""Models of a worker before an engine has them: names, checks, downloads, conversions and templates."""
