@@ -20,22 +20,19 @@ END = "<!-- end of metrics -->"
 
 MODULES = {  # module → the processes that count in it
     "jetstream.metrics": "every process",
-    "jetstream.stream_metrics": "the console",
+    "jetstream.health": "the console",
     "broker.metrics": "`ingress`, `models`: frontends; `worker`: workers; `broker`: every process",
     "broker.durable.metrics": "frontends",
-    "broker.batches.metrics": "frontends",
-    "broker.files.metrics": "frontends",
-    "frontend.metrics": "frontends",
-    "frontend.gen_ai_metrics": "frontends; OpenTelemetry's names",
-    "frontend.tenant_metrics": "frontends, where keys are in force",
-    "frontend.media.metrics": "frontends",
-    "headrace.planner.metrics": "the planner",
+    "broker.batches.record": "frontends",
+    "broker.files.store": "frontends",
+    "frontend.metrics": "frontends; `gen_ai` are OpenTelemetry's names, `tenant` only where keys are in force",
+    "frontend.prompts.media": "frontends",
+    "headrace.planner.actuators": "the planner",
     "router.session.metrics": "routers",
-    "router.session.fleet_metrics": "routers",
-    "router.kv_events.metrics": "routers",
+    "router.index.inventory": "routers",
     "workers.metrics": "workers",
-    "workers.sim.metrics": "workers with the simulator",
-    "workers.nixl.metrics": "workers with NIXL: the simulator, and embeddings of media",
+    "workers.sim.nixl_fabric": "workers with the simulator",
+    "workers.nixl.mover": "workers with NIXL: the simulator, and embeddings of media",
 }
 ENGINES = {"workers.sglang.metrics"}  # they show the engine's own series and have none themselves
 
@@ -61,25 +58,11 @@ class Declared:
         return tuple(f"{self.name}{end}" for end in ("_bucket", "_count", "_sum")) if self.kind == "histogram" else (self.name,)
 
 
-_OF_APPLICATION = {
-    "frontend.metrics": "",
-    "frontend.gen_ai_metrics": "gen_ai_",
-    "frontend.tenant_metrics": "headrace_frontend_tenant_",
-}
-
-
-def _module_of(name: str) -> str:
-    """Return the module that declares a metric of the application."""
-    fitting = [module for module, begin in _OF_APPLICATION.items() if name.startswith(begin)]
-    return max(fitting, key=lambda module: len(_OF_APPLICATION[module]))
-
-
 def declared(module: str) -> list[Declared]:
     """Return the metrics of a module, sorted by name."""
-    if module in _OF_APPLICATION:
+    if module == "frontend.metrics":
         registry: Any = Metrics().registry
-        shown = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
-        found = [one for one in shown if _module_of(one._name) == module]
+        found = [one for one in registry._collector_to_names if isinstance(one, (Counter, Gauge, Histogram, FastHistogram))]
     else:
         found = [
             one

@@ -6,7 +6,9 @@ python -m tests.support.wire_samples COMMIT      in the tree of that commit: a r
 from __future__ import annotations
 
 import base64
+import importlib
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -22,11 +24,28 @@ FILE = Path(__file__).parents[1] / "unit" / "broker" / "wire_of_an_earlier_versi
 TEXTS = ("x1", "x.1", "1", "a" * 32, "a" * 64, "a" * 16)
 
 
+def every_message() -> dict[str, type[msgspec.Struct]]:
+    """Return the types of all messages by name."""
+    names = [found.name for found in pkgutil.iter_modules(messages.__path__, f"{messages.__name__}.")]
+    return {
+        name: kind
+        for module in map(importlib.import_module, names)
+        for name, kind in vars(module).items()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ == module.__name__
+        and name != "Record"
+    }
+
+
 def kinds() -> dict[str, type[msgspec.Struct]]:
-    """Return the types of messages by name."""
-    found = {name: getattr(messages, name) for name in dir(messages)}
-    structs = {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
-    return {name: kind for name, kind in structs.items() if name != "Record"}
+    """Return the types of messages that have samples: not those that only prefill and encode workers exchange."""
+    return {
+        name: kind
+        for name, kind in every_message().items()
+        if kind.__module__ != "headrace.broker.messages.prefill"
+        and name not in ("SetRole", "EncodeMedia", "LentRecord", "MediaEncoded")
+    }
 
 
 def sample(kind: type[msgspec.Struct]) -> msgspec.Struct:

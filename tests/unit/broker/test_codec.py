@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker import messages
 from headrace.broker.codec import (
     decode,
     decode_ingress_control,
@@ -26,14 +25,14 @@ from headrace.broker.codec import (
 )
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
 from headrace.broker.messages.control import Claim, Drain, HistoryEntry
-from headrace.broker.messages.requests import Envelope, Record
+from headrace.broker.messages.requests import WIRE_VERSION, Envelope, Record
 from headrace.broker.models import cards
+from tests.support.wire_samples import every_message
 
 EVERY_RECORD = sorted(
     {
         kind
-        for module in (messages, cards)
-        for kind in vars(module).values()
+        for kind in (*every_message().values(), *vars(cards).values())
         if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record
     },
     key=lambda kind: kind.__name__,
@@ -47,7 +46,7 @@ def test_every_message_is_plain_msgpack_and_survives_the_reference_package(kind:
     message = data.draw(struct(kind))
     raw = encode(message)
     plain = msgpack.unpackb(raw, strict_map_key=False)
-    assert plain["v"] == messages.WIRE_VERSION, "the version is always on the wire"
+    assert plain["v"] == WIRE_VERSION, "the version is always on the wire"
     assert decode(kind, raw) == message
     assert decode(kind, msgpack.packb(plain)) == message
 

@@ -124,7 +124,7 @@ async def test_what_has_left_makes_room_for_as_many_of_its_class_and_no_more_tha
 
 
 ROUTER = Path(__file__).parents[4] / "router"
-OWNER = ROUTER / "session" / "held_request.py"
+OWNER = ROUTER / "session" / "state.py"
 
 METHODS: dict[str, tuple[Callable[[HeldRequest], None], RequestState]] = {
     "place": (HeldRequest.place, RequestState.PLACING),
