@@ -70,7 +70,7 @@ UNLOAD = "/v1/unload_lora_adapter"
 
 
 class AdapterLoader(Protocol):
-    """`headrace.broker.models.adapter_client.AdapterClient` as these routes see it."""
+    """`headrace.broker.models.card_store.AdapterClient` as these routes see it."""
 
     async def load(self, pool: str, name: str, source: str, /) -> Sequence[Any]:
         """Load an adapter on all workers of a pool. Raises NoWorker, AdapterRefused."""

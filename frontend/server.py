@@ -17,7 +17,7 @@ import structlog
 
 from headrace.base.errors import HeadraceError
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.durable.carrier.carrier import Carrier
+from headrace.broker.durable.carrier import Carrier
 from headrace.broker.durable.quota import QueueQuotas, QuotaLimits
 from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.files.store import FileStore, FileSweeper
@@ -25,7 +25,7 @@ from headrace.broker.files.uploads import UploadStore
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.response_store import RecordIndex, ResponseStore, StoreLimits
 from headrace.broker.keys import KeyStore
-from headrace.broker.models.adapter_client import AdapterClient
+from headrace.broker.models.card_store import AdapterClient
 from headrace.broker.models.cards import read_card_key
 from headrace.broker.settings import IngressSettings, Timing, broker_wait_s
 from headrace.broker.spill import ResultObjects

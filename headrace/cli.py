@@ -225,7 +225,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", "headrace.commands.streams:add_parser"),
     "bench": (
         "load a running server and report latencies, or replay a trace in virtual time",
-        "headrace.tools.bench.command:add_bench",
+        "headrace.tools.bench.compare:add_bench",
     ),
     "replay": ("rebuild the index of the past, or place its requests by another policy", "headrace.commands.replay:add_parser"),
     "dlq": ("list, show, run again or drop the requests that were taken out of service", "headrace.commands.dlq:add_dlq"),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headrace.broker.batches import metrics
+from headrace.broker.batches import record as metrics
 from headrace.broker.batches.fan_out import FanOut, InputCopy, ScratchSpace
 from headrace.broker.batches.record import (
     BatchQuotaExceeded,

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import structlog
 
-from headrace.broker.batches import metrics
+from headrace.broker.batches import record as metrics
 from headrace.broker.batches.record import BatchRecord, InputGone, line_name
 from headrace.broker.batches.store import BatchFiles
 from headrace.broker.batches.validation import LinePlan

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from headrace.broker.batches import metrics
+from headrace.broker.batches import record as metrics
 from headrace.broker.batches.fan_out import ScratchFile, ScratchSpace
 from headrace.broker.batches.record import BatchRecord, FileKind, LineProgress, line_name, lost_line, output_line
 from headrace.broker.batches.store import BatchFiles, LineResults

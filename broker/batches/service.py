@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from headrace.broker.batches import metrics
+from headrace.broker.batches import record as metrics
 from headrace.broker.batches.batch_run import BatchParts, BatchRun, check_batches, check_rate
 from headrace.broker.batches.record import NOBODY, BatchRecord, BatchUnknown, InputUnfit, move, new_batch_id
 from headrace.broker.batches.settings import BatchSettings

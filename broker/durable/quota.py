@@ -199,7 +199,7 @@ class QueueQuotas:
         for subject, count in (await self._messaging.subject_counts(self._stream, self._subjects.all_jobs())).items():
             try:
                 tenant = self._subjects.parse_job(subject).tenant
-            except SubjectError:  # nothing reads there; `broker/durable/carrier/carrier.py` logs it
+            except SubjectError:  # nothing reads there; `broker/durable/carrier.py` logs it
                 continue
             waiting[tenant] = waiting.get(tenant, 0) + count
         self._ledgers = {tenant: self._ledgers.get(tenant, TenantLedger()) for tenant in waiting}

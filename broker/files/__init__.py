@@ -1,1 +1,0 @@
-"""Files and uploads of tenants: their records, contents, quotas and expiry."""

@@ -1,1 +1,0 @@
-"""Decides who may ask what: hosts and origins of requests, keys, their rights and their quotas."""

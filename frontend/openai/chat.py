@@ -30,10 +30,10 @@ from headrace.frontend.generation.unary import EchoWriter, StoringStream, Storin
 from headrace.frontend.http.bodies import decode_request
 from headrace.frontend.http.exchange import HttpExchange, log_ids
 from headrace.frontend.http.field_checks import missing, unsupported
-from headrace.frontend.media.loader import MediaItem, MediaLoader
-from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.stored_chats import StoredChats
+from headrace.frontend.prompts.media import MediaItem, MediaLoader
+from headrace.frontend.prompts.media_parts import Contents, find_media, has_media, with_parts
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.prompts.templates import ChatTemplate

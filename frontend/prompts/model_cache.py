@@ -26,9 +26,9 @@ from headrace.broker.torch_tensors import TensorUnreadable, read_matrix
 from headrace.frontend.chat_schema import CompletionRequest
 from headrace.frontend.errors import BadRequest, FrontendError, ModelUnusable
 from headrace.frontend.http.field_checks import model_name, unsupported
-from headrace.frontend.media.loader import Malformed, TooMuch, decode_base64
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, Served
+from headrace.frontend.prompts.media import Malformed, TooMuch, decode_base64
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt, PromptCache, PromptEncoder
 from headrace.frontend.prompts.templates import DEFAULT, ChatTemplate
 from headrace.frontend.settings import FrontendSettings

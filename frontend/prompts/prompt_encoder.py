@@ -27,7 +27,7 @@ from headrace.broker.errors import MalformedMessage
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.http.loop import give_back
-from headrace.frontend.media.loader import MediaItem, Placed, place
+from headrace.frontend.prompts.media import MediaItem, Placed, place
 from headrace.frontend.prompts.text_encoder import LONG, SplitPoints, TextEncoder, in_groups, is_suspicious, least_tokens
 
 # Caches token ids and block hashes of long prompts, so that the next turn of a conversation only costs its new part.

@@ -17,8 +17,15 @@ import msgspec
 from headrace.base.errors import EXIT_OK, CommandError
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages.control import LoadAdapter, UnloadAdapter
-from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, AdapterReply
-from headrace.broker.models.card_store import ListedModel, list_models, remove_model
+from headrace.broker.models.card_store import (
+    LOAD_S,
+    MARGIN_S,
+    AdapterClient,
+    AdapterReply,
+    ListedModel,
+    list_models,
+    remove_model,
+)
 from headrace.broker.models.cards import UNLOAD_GRACE_S
 from headrace.commands.control import announce, check_grace, columns, connected, find_worker, live_workers, located_settings
 from headrace.commands.groups import add_group

@@ -1,1 +1,0 @@
-"""The planner: how many workers of each role a pool needs soon, and what to do about it."""

@@ -24,7 +24,7 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects, slug
-from headrace.planner import metrics
+from headrace.planner import actuators
 from headrace.planner.actuators import Actuator
 from headrace.planner.capacity import Speed
 from headrace.planner.observe import DeploymentWatch, Observation, PoolKey
@@ -185,10 +185,10 @@ class PlannerProcess:
                 done = await self._actuator.carry_out(plan)
                 planner.acted(done)
             for name, count in planner.book.failed.items():
-                metrics.FAILED_FORECASTS.labels(plan.pool, name).set(count)
+                actuators.FAILED_FORECASTS.labels(plan.pool, name).set(count)
             for name, loss in planner.book.scores().items():
-                metrics.FORECAST_LOSS.labels(plan.pool, name).set(loss)
-            metrics.LOST_STARTS.labels(plan.pool).set(planner.starts.lost)
+                actuators.FORECAST_LOSS.labels(plan.pool, name).set(loss)
+            actuators.LOST_STARTS.labels(plan.pool).set(planner.starts.lost)
             await self._store(key, planner, plan)
         self._page.put(plans)
 
@@ -199,7 +199,7 @@ class PlannerProcess:
         return work(*args, **kwargs)
 
     def _tell(self, key: PoolKey, plan: Plan) -> None:
-        metrics.show(plan)
+        actuators.show(plan)
         told = (plan.reason, plan.desired)
         if self._told.get(key) == told:
             return
@@ -225,7 +225,7 @@ class PlannerProcess:
 
     async def _recall(self, key: PoolKey) -> PoolPlanner:
         planner = PoolPlanner(for_fleet(self._settings, key.fleet), profile=self._profile)
-        metrics.declare(str(key))
+        actuators.declare(str(key))
         entry = await self._nats.bucket(self._names.bucket("state")).get(self._bucket_key("planner", key))
         known = self._watch.known[key]
         if entry is not None and await self._computed(load, planner, entry.value, model=known, pool=str(key)):
@@ -266,7 +266,7 @@ class PlannerProcess:
     # -- standing ---------------------------------------------------------------------------------------------------------
 
     def _on_lease(self, held: bool) -> None:
-        metrics.LEADING.set(held)
+        actuators.LEADING.set(held)
         log.info("planner.leads" if held else "planner.follows")
         self._planners.clear()  # another one may have led meanwhile: its memory is read again
 

@@ -21,9 +21,9 @@ import numpy as np
 from headrace.broker.places import worker_of
 from headrace.router.placement.cost import CostMatrix
 from headrace.router.placement.load import LoadTable, WorkerLoad
-from headrace.router.placement.lost_workers import LostWorkers
 from headrace.router.placement.turn_queues import TurnQueues
 from headrace.router.placement.types import Placement, Waiting
+from headrace.router.placement.worker_registry import LostWorkers
 
 TRIAL_SHARE = 3  # one worker in so many may be on trial, and at least one
 

@@ -332,8 +332,12 @@ ATTEMPTS = (
         ),
         "neither port nor address is looked at",
         (
-            Cut("frontend/media/fetch.py", "if target.port not in PORTS.values() and not self._limits.any_port:", "if False:"),
-            Cut("frontend/media/fetch.py", "if not self._limits.private:", "if False:"),
+            Cut(
+                "frontend/prompts/media_fetch.py",
+                "if target.port not in PORTS.values() and not self._limits.any_port:",
+                "if False:",
+            ),
+            Cut("frontend/prompts/media_fetch.py", "if not self._limits.private:", "if False:"),
         ),
     ),
     Attempt(
@@ -343,7 +347,7 @@ ATTEMPTS = (
         "400",
         ("unit/frontend/media/test_fetch.py::test_a_redirect_from_https_to_http_is_not_followed",),
         "it is followed",
-        (Cut("frontend/media/fetch.py", 'if scheme == "https" and target.scheme == "http":', "if False:"),),
+        (Cut("frontend/prompts/media_fetch.py", 'if scheme == "https" and target.scheme == "http":', "if False:"),),
     ),
     Attempt(
         "L6",
@@ -357,7 +361,7 @@ ATTEMPTS = (
             ),
         ),
         "the text says why",
-        (Cut("frontend/media/fetch.py", "return self.private or bool(self.domains)", "return True"),),
+        (Cut("frontend/prompts/media_fetch.py", "return self.private or bool(self.domains)", "return True"),),
     ),
     Attempt(
         "web",

@@ -134,7 +134,7 @@ ATTEMPTS = (
         "names have 64 bits",
         (
             Cut(
-                "frontend/media/loader.py",
+                "frontend/prompts/media.py",
                 "return hashlib.blake2b(data, digest_size=16).hexdigest()",
                 "return hashlib.blake2b(data, digest_size=8).hexdigest()",
             ),

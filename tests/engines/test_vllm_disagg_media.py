@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.messages.requests import Sampling
-from headrace.frontend.media.loader import content_digest
+from headrace.frontend.prompts.media import content_digest
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
 from tests.engines.support.media_world import ARGS
 from tests.engines.support.remote import RemoteEngine

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from headrace.broker.blocks import MediaSpan, block_chain
 from headrace.broker.messages.requests import Sampling
-from headrace.frontend.media.loader import content_digest
+from headrace.frontend.prompts.media import content_digest
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.workers.engine import Sequence
 from tests.engines.support.media_world import BLIND, LONG, World, cached, media_world, said, text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.frontend.media.loader import PIXELS, ImageDecoder
+from headrace.frontend.prompts.media import PIXELS, ImageDecoder
 
 pytestmark = [
     pytest.mark.engine,

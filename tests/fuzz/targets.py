@@ -34,7 +34,7 @@ from headrace.frontend.chat_schema import ChatRequest, CompletionRequest
 from headrace.frontend.durable_api import parse_event_id
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.http.bodies import check_shape_now, decode_body
-from headrace.frontend.media.parts import sniff
+from headrace.frontend.prompts.media_parts import sniff
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.responses.schema import ResponsesRequest
 from headrace.frontend.settings import FrontendSettings

@@ -20,10 +20,12 @@ import uvloop
 
 from headrace.base.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from headrace.base.logs import configure
+from headrace.commands.groups import add_group
 from headrace.tools.argument_types import count, positive
 from headrace.tools.bench.load import Target, bodies, run_closed
-from headrace.tools.bench.serve import BUSY_CLIENT
+from headrace.tools.bench.serve import BUSY_CLIENT, add_serve
 from headrace.tools.bench.stand import HEADRACE, MODEL, PEERS, NotInstalled, Server, Stand, rss_mib, tree, used_s
+from headrace.tools.replay_bench.command import add_replay
 
 GRACE_S = 120.0  # for answers that are under way when a turn is over
 Progress = Callable[[str], None]
@@ -298,3 +300,14 @@ def _compared(parsed: argparse.Namespace, names: Sequence[str], work: Work) -> C
 def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+# Adds `headrace bench` and its actions to the command line.
+
+
+def add_bench(commands: Any, about: str) -> None:
+    """Add `headrace bench` and its actions."""
+    actions = add_group(commands, "bench", about=about)
+    add_serve(actions)
+    add_compare(actions)
+    add_replay(actions)

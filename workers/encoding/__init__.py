@@ -1,1 +1,0 @@
-"""Encoders of multimodal models apart from their language models: embeddings of media go through an object store."""

@@ -37,14 +37,13 @@ from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.process_guard import ProcessTree
 from headrace.workers.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.convert import CORE_GONE, CoreDeath
+from headrace.workers.vllm.convert import CORE_GONE, CoreDeath, VllmOperations
 from headrace.workers.vllm.embeddings import LentItems, hands_over_embeddings
 from headrace.workers.vllm.events import KvListener
 from headrace.workers.vllm.kv_transfer import VllmKvTransfer
 from headrace.workers.vllm.load_meter import DeltaHandlers, EngineRequest, LoadMeter, StatsLog, StepBatcher
 from headrace.workers.vllm.media import MediaReader, MediaSupport, Prompts
 from headrace.workers.vllm.node_part import NodePart, follows, start_part
-from headrace.workers.vllm.operations import VllmOperations
 from headrace.workers.vllm.pooling import VllmPooling
 from headrace.workers.vllm.settings import Adapters, external_rank, kv_events_wanted, ranks
 from headrace.workers.vllm.start import SocketFolder, Started, start_vllm

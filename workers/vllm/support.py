@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.kit import ADAPTER_OPERATIONS, EngineSupport, words
-from headrace.workers.vllm.convert import GUIDED
-from headrace.workers.vllm.operations import OPERATIONS
+from headrace.workers.vllm.convert import GUIDED, OPERATIONS
 
 _MOST = Capabilities(
     roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE, Role.ENCODE}),

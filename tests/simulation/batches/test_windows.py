@@ -9,8 +9,8 @@ import pytest
 
 from headrace.broker.batches import batch_run, results
 from headrace.broker.batches.record import BatchRecord
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.intake import WaitingJobs
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.intake import WaitingJobs
 from tests.simulation.batches.windows import BatchWindows
 from tests.simulation.virtual.network import CALM
 from tests.simulation.virtual.world import World

@@ -16,8 +16,8 @@ from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.service import Batches, NewBatch
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore, StoredFiles
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.intake import WaitingJobs
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.intake import WaitingJobs
 from headrace.broker.durable.results import ResultStore
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.durable.stream_writer import window

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.codec import decode
-from headrace.broker.durable.carrier.carrier import Carrier
+from headrace.broker.durable.carrier import Carrier
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.durable.reader import JobReader

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.durable import stream_writer
-from headrace.broker.durable.carrier import intake
-from headrace.broker.durable.carrier.carrier import JobSweeper
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.intake import JobAdmission
-from headrace.broker.durable.carrier.job_end import JobEnder
-from headrace.broker.durable.carrier.job_run import CrashWriter, JobRunner
+from headrace.broker.durable import intake, stream_writer
+from headrace.broker.durable.carrier import JobSweeper
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.intake import JobAdmission
+from headrace.broker.durable.job_end import JobEnder
+from headrace.broker.durable.job_run import CrashWriter, JobRunner
 from headrace.broker.durable.results import OutsideEnds, ResultStore
 from headrace.broker.durable.stream_writer import DurableStreamWriter
 from headrace.broker.ingress.submit import Submitter
@@ -177,7 +176,7 @@ def a_stream_is_cancelled_in_the_stream(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_malformed_job_has_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("headrace.broker.durable.carrier.intake.MalformedJobs.end", lambda *_: None)
+    patch.setattr("headrace.broker.durable.intake.MalformedJobs.end", lambda *_: None)
 
 
 @guard

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.media.fetch import (
+from headrace.frontend.prompts.media import MediaLoader
+from headrace.frontend.prompts.media_fetch import (
     Fetcher,
     FetchFailed,
     FetchLimits,
@@ -24,8 +25,7 @@ from headrace.frontend.media.fetch import (
     check_address,
     parse_url,
 )
-from headrace.frontend.media.loader import MediaLoader
-from headrace.frontend.media.parts import MediaPart
+from headrace.frontend.prompts.media_parts import MediaPart
 from headrace.frontend.settings import FrontendSettings
 from tests.support.certificates import write_certificate
 from tests.support.frontend.media_server import PNG, Play, answer, names, web_server
@@ -228,7 +228,7 @@ async def test_a_name_that_is_not_there_one_that_is_private_and_a_port_that_is_n
         found = names({"private.example": ["10.0.0.1"], "open.example": ["127.0.0.1"], "closed.example": ["127.0.0.2"]})
         for host in ("gone", "private", "open", "closed"):
             if host in ("open", "closed"):  # taken for public addresses, to get this far
-                monkeypatch.setattr("headrace.frontend.media.fetch.check_address", lambda address: None)
+                monkeypatch.setattr("headrace.frontend.prompts.media_fetch.check_address", lambda address: None)
             with pytest.raises(FetchFailed) as failed:
                 await fetcher(found, private=False).fetch(f"http://{host}.example:{web.port}/", lambda start: None)
             told.add((type(failed.value), str(failed.value).replace(host, "x")))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.frontend.errors import BadRequest, MediaDecodingUnusable
-from headrace.frontend.media.loader import PIXELS, ImageDecoder, MediaLoader, content_digest, content_name
-from headrace.frontend.media.parts import MediaPart, sniff
+from headrace.frontend.prompts.media import PIXELS, ImageDecoder, MediaLoader, content_digest, content_name
+from headrace.frontend.prompts.media_parts import MediaPart, sniff
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.media_server import WAV, data_url
 

@@ -15,8 +15,8 @@ from headrace.broker.codec import pack_u64, unpack_u32
 from headrace.broker.messages.frames import Finish
 from headrace.broker.models.cards import MediaSlot
 from headrace.frontend.generation.sse import UsageCounter
-from headrace.frontend.media.loader import Malformed, TooMuch, content_digest, decode_base64, decode_data_url
-from headrace.frontend.media.parts import may_be, sniff
+from headrace.frontend.prompts.media import Malformed, TooMuch, content_digest, decode_base64, decode_data_url
+from headrace.frontend.prompts.media_parts import may_be, sniff
 from tests.support.frontend.fakes import CARD, FILES, MODEL, TEMPLATE, Call, FakeIngress, FakeServed, frontend, post
 from tests.support.frontend.media_server import GIF, MP4, PNG, WAV, answer, data_url, web_server
 

@@ -23,12 +23,12 @@ from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest, ContextTooLong, ModelUnusable
 from headrace.frontend.http import loop
 from headrace.frontend.http.loop import give_back
-from headrace.frontend.media.loader import MediaLoader
-from headrace.frontend.media.parts import MediaPart
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.pooling import jobs
 from headrace.frontend.pooling.jobs import Bounds
 from headrace.frontend.prompts import text_encoder
+from headrace.frontend.prompts.media import MediaLoader
+from headrace.frontend.prompts.media_parts import MediaPart
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.up.part_output import Lines
+from headrace.up.process import Lines
 
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=12), max_size=6)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.messages.requests import Sampling
 from headrace.broker.models.cards import MediaSlot
-from headrace.frontend.media.loader import MediaItem, content_name, place
+from headrace.frontend.prompts.media import MediaItem, content_name, place
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.vllm import convert, media

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.vllm.operations import VllmOperations
+from headrace.workers.vllm.convert import VllmOperations
 
 
 class Vllm:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.durable.carrier.carrier import JobSweeper, verdict
+from headrace.broker.durable.carrier import JobSweeper, verdict
 from headrace.broker.durable.names import JobRef
 from headrace.broker.durable.results import OutsideEnds, ResultStore, decode_result
 from headrace.broker.durable.stored_job import StoredJob, parse_job

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.job_run import CrashWriter
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.job_run import CrashWriter
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.durable.stream_writer import DurableStreamWriter
 from headrace.broker.messages.control import HistoryEntry

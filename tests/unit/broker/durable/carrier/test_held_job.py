@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
 from headrace.broker.durable.names import new_nonce
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages.durable import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs
-from headrace.broker.durable.carrier.intake import RANKS, JobIntake, WaitingJobs
+from headrace.broker.durable.held_job import HeldJob, HeldJobs
+from headrace.broker.durable.intake import RANKS, JobIntake, WaitingJobs
 from headrace.broker.settings import CarrierSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope

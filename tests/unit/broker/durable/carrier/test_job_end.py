@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.durable.carrier.job_end import JobEnder
+from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.names import JobRef
 from headrace.broker.messages.durable import JobResult, JobStatus
 from tests.unit.broker.durable.carrier.test_crash_writer import Deps, plain_job

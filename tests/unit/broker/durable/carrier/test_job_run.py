@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.durable.carrier import job_run
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.job_run import JobRunner
+from headrace.broker.durable import job_run
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.job_run import JobRunner
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages.durable import HEADER_JOB, HEADER_STREAM
 from headrace.broker.messages.frames import Row

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.broker.durable import results as result_store
-from headrace.broker.durable.carrier.job_end import JoinedCommits
+from headrace.broker.durable.job_end import JoinedCommits
 from headrace.broker.durable.results import LARGEST, ResultStore
 from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.errors import JetStreamError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.codec import decode
-from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.job_run import JobRunner
+from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.job_run import JobRunner
 from headrace.broker.ingress.stream import JobStream, RowDispatcher
 from headrace.broker.jobs import Job
 from headrace.broker.messages.control import HistoryEntry

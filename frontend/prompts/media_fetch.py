@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httptools
 import structlog
 
-from headrace.frontend.media.parts import HEAD
+from headrace.frontend.prompts.media_parts import HEAD
 
 # Decides which URLs and addresses this server may fetch from at a client's request. No I/O.
 #

@@ -14,11 +14,11 @@ import structlog
 from headrace.broker.codec import decode
 from headrace.broker.dead_letters import note_failure, until_done
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.carrier.intake import JobAdmission, JobIntake, MalformedJobs, WaitingJobs
-from headrace.broker.durable.carrier.job_end import JobEnder
-from headrace.broker.durable.carrier.job_run import JobRunner
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
+from headrace.broker.durable.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.intake import JobAdmission, JobIntake, MalformedJobs, WaitingJobs
+from headrace.broker.durable.job_end import JobEnder
+from headrace.broker.durable.job_run import JobRunner
 from headrace.broker.durable.names import Nonces
 from headrace.broker.durable.notices import JobNotices
 from headrace.broker.durable.results import TEXTS, OutsideEnds, ResultLookup, ResultStore, refused, without_answer

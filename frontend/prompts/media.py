@@ -20,8 +20,16 @@ from headrace.base.metrics import Counter, Histogram
 from headrace.broker.blocks import MediaSpan
 from headrace.broker.models.cards import MediaSlot
 from headrace.frontend.errors import BadRequest, MediaDecodingUnusable
-from headrace.frontend.media.fetch import Fetcher, FetchFailed, FetchLimits, Forbidden, Resolve, TooLarge, system_resolver
-from headrace.frontend.media.parts import HEAD, Kind, MediaPart, may_be, sniff
+from headrace.frontend.prompts.media_fetch import (
+    Fetcher,
+    FetchFailed,
+    FetchLimits,
+    Forbidden,
+    Resolve,
+    TooLarge,
+    system_resolver,
+)
+from headrace.frontend.prompts.media_parts import HEAD, Kind, MediaPart, may_be, sniff
 from headrace.frontend.settings import FrontendSettings
 
 # Metrics of media in requests, in the registry of the process.

@@ -14,9 +14,9 @@ import structlog
 
 from headrace.base.errors import HeadraceError
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, known
-from headrace.broker.durable.carrier.job_end import JobEnder
 from headrace.broker.durable.errors import CarrierLost, DurableError, JobRejected
+from headrace.broker.durable.held_job import CarrierDeps, HeldJob, known
+from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.names import run_id
 from headrace.broker.durable.results import rejected
 from headrace.broker.durable.stored_job import RenderedJob

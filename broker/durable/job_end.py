@@ -15,8 +15,8 @@ from headrace.base.errors import HeadraceError
 from headrace.broker.codec import encode
 from headrace.broker.dead_letters import until_done
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, known
 from headrace.broker.durable.errors import CarrierLost, JobRejected
+from headrace.broker.durable.held_job import CarrierDeps, HeldJob, known
 from headrace.broker.durable.names import JobRef, run_id
 from headrace.broker.durable.results import ResultStore, answered, failed, fault_result, rejected
 from headrace.broker.durable.stored_job import RenderedJob

@@ -13,9 +13,9 @@ import structlog
 from headrace.broker.codec import decode, encode
 from headrace.broker.dead_letters import MOST_BYTES, note_failure
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence, known
-from headrace.broker.durable.carrier.job_end import JobEnder
 from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
+from headrace.broker.durable.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence, known
+from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.names import LONGEST_NAME, JobRef
 from headrace.broker.durable.results import ResultLookup, without_answer
 from headrace.broker.durable.stored_job import name_of
