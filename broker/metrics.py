@@ -32,7 +32,7 @@ class BoundedLabel:
 LOG_LOST = Counter("headrace_log_lost_writes_total", "Writes to the log that were dropped because what reads it stands still")
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
 MALFORMED_KINDS = (
-    *("batch", "cancel", "card", "command", "control", "event", "explanation", "frame", "hop"),
+    *("batch", "cancel", "card", "command", "control", "event", "explanation", "frame"),
     *("load", "member", "prefill_job", "reply", "request", "subject", "work"),
 )
 FORGED = Counter("headrace_broker_forged_total", "Messages that their sender may not send", ["kind"])

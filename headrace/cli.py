@@ -138,7 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = build_parser(next((word for word in arguments if not word.startswith("-")), None)).parse_args(arguments)
         prog = parsed.prog
-        import_structlog()
         code: int = parsed.run(parsed)
     except CommandError as error:
         sys.stderr.write(f"{prog}: {error}\n")
@@ -170,6 +169,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name, (about, place) in _COMMANDS.items():
         if name == command:
+            import_structlog()  # before the modules of a command import it with rich
             module, _, function = place.partition(":")
             getattr(import_module(module), function)(commands, about)
         else:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -172,3 +175,30 @@ def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
         # a write failed before the server's alert was read, which would say why
         text += "; the server may want a client certificate, or another one"
     return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")
+
+
+# Finds the address from which this machine reaches its NATS server, and so where others reach this machine.
+
+DEFAULT_PORT = 4222
+
+
+async def address_of_route(servers: Sequence[str]) -> str:
+    """Return the local address of the route to the first server that there is a route to. Nothing is sent.
+
+    Raises ServerUnreachable if there is none.
+    """
+    loop = asyncio.get_running_loop()
+    why: list[str] = []
+    for server in servers:
+        url = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            found = await loop.getaddrinfo(url.hostname, url.port or DEFAULT_PORT, type=socket.SOCK_DGRAM)
+        except (OSError, ValueError) as error:
+            why.append(f"{server}: {error}")
+            continue
+        for family, kind, protocol, _, address in found:
+            with suppress(OSError), socket.socket(family, kind, protocol) as route:
+                route.connect(address)  # of a datagram socket: this asks the routing table and sends nothing
+                return str(route.getsockname()[0])
+        why.append(f"{server}: no route to it")
+    raise ServerUnreachable(f"this machine has no address towards its NATS server: {'; '.join(why)}")

@@ -26,7 +26,7 @@ from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
-from headrace.jetstream.errors import address_of_route
+from headrace.jetstream.dial import address_of_route
 from headrace.jetstream.provision import bucket_copies, ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology

@@ -195,10 +195,7 @@ ATTEMPTS = (
         "100 labels of tenants of keys, and one for all others",
         (
             "unit/frontend/test_metrics.py::test_a_name_of_a_header_is_no_label_unless_a_key_has_that_tenant",
-            (
-                "unit/frontend/test_tenant_metrics.py"
-                "::test_ten_thousand_tenants_of_keys_have_no_more_series_than_the_setting_says"
-            ),
+            ("unit/frontend/test_metrics.py::test_ten_thousand_tenants_of_keys_have_no_more_series_than_the_setting_says"),
         ),
         "each has a label",
         (

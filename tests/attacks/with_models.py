@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.attacks.attempt import Attempt, Cut
 
-TEMPLATES = "unit/frontend/prompts/test_growth.py"
+TEMPLATES = "unit/frontend/prompts/test_templates.py"
 SANDBOX = "frontend/prompts/templates.py"
 
 ATTEMPTS = (
@@ -68,7 +68,7 @@ ATTEMPTS = (
         "a model, tokenizer or draft model from elsewhere, or by a link out of an allowed folder",
         "the start ends with code 78 and names it",
         (
-            "unit/workers/test_model_source.py::test_rules_allow_kinds_and_what_lies_below_places",
+            "unit/workers/test_settings.py::test_rules_allow_kinds_and_what_lies_below_places",
             "unit/workers/test_settings.py::test_what_an_engines_settings_have_it_load_is_held_to_the_same_rules",
         ),
         "the rules are not asked",

@@ -108,7 +108,7 @@ def test_metrics_are_declared_in_the_modules_of_the_page_only() -> None:
 def users(module: str, sources: dict[str, str]) -> dict[str, str]:
     """By file, the name under which it has a module of metrics."""
     parent, _, name = imported_as(module).rpartition(".")
-    pattern = re.compile(rf"^\s*from {re.escape(parent)} import {name}(?: as (\w+))?$", re.MULTILINE)
+    pattern = re.compile(rf"^\s*from {re.escape(parent)} import [^\n]*\b{name}\b(?: as (\w+))?", re.MULTILINE)
     return {file: match[1] or name for file, text in sources.items() if (match := pattern.search(text))}
 
 
@@ -123,9 +123,7 @@ def test_every_metric_is_counted_somewhere() -> None:
         for name in re.findall(r"^([A-Z_]+) = (?:Counter|Gauge|Histogram)\(", own, re.MULTILINE):
             elsewhere = any(re.search(rf"\b{alias}\.{name}\b", sources[file]) for file, alias in has.items())
             imported = any(
-                re.search(rf"import [^\n]*\b{name}\b", text)
-                for text in sources.values()
-                if f"{imported_as(module)} import" in text
+                re.search(rf"\b{name}\b", text) for text in sources.values() if f"{imported_as(module)} import" in text
             )
             if not (elsewhere or imported or len(re.findall(rf"\b{name}\b", own)) > 1):
                 unused.append(f"{module}.{name}")

@@ -7,20 +7,19 @@ import re
 import msgspec
 import pytest
 
-from headrace.broker import messages
-from headrace.broker.messages import control, durable, prefill, requests
+from headrace.broker.messages import durable, requests
 from headrace.broker.models import cards
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.docs.blocks import ROOT
+from tests.support.wire_samples import every_message
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
 WORDS = frozenset(re.findall(r"\w+", PAGE))
 MESSAGES = sorted(
     {
         kind
-        for module in (messages, prefill, requests, control, cards)
-        for kind in vars(module).values()
+        for kind in (*every_message().values(), *vars(cards).values())
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     },
     key=lambda kind: kind.__name__,
@@ -36,7 +35,7 @@ def test_every_field_of_a_message_is_on_the_page(kind: type[msgspec.Struct]) -> 
 
 
 def test_every_header_of_a_stored_job_is_on_the_page() -> None:
-    for header in (messages.HEADER_ATTEMPT, messages.HEADER_HISTORY, messages.HEADER_PREFILL, messages.HEADER_RANK):
+    for header in (requests.HEADER_ATTEMPT, requests.HEADER_HISTORY, requests.HEADER_PREFILL, requests.HEADER_RANK):
         assert f"`{header}`" in PAGE
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.jetstream.errors import ServerUnreachable, address_of_route
+from headrace.jetstream.dial import address_of_route
+from headrace.jetstream.errors import ServerUnreachable
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ COMMIT = "5" * 40
 ASK = """
 import sys
 from pathlib import Path
-from headrace.workers.adapter_files import downloads
+from headrace.workers import adapter_files as downloads
 from headrace.workers.adapter_source import parse_source
 source = parse_source(sys.argv[1])
 try:

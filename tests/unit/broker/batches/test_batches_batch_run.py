@@ -331,7 +331,7 @@ class Looks:
 
 async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines in pages of two: a result of line 1 is seen, one of line 6 only when all of them are looked at."""
-    monkeypatch.setattr(results, "PAGE", 2)
+    monkeypatch.setattr(results, "POLLED_PAGE", 2)
     monkeypatch.setattr(results, "LOOK_ALL_S", 3600.0)
     play = Play(lines=6)
     await play.start()
@@ -349,7 +349,7 @@ async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkey
 
 
 async def test_lines_that_overtake_others_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((results, "PAGE", 2), (results, "LOOK_ALL_S", 0.0), (batch_run, "COUNT_S", 0.0)):
+    for module, name, value in ((results, "POLLED_PAGE", 2), (results, "LOOK_ALL_S", 0.0), (batch_run, "COUNT_S", 0.0)):
         monkeypatch.setattr(module, name, value)
     play = Play(lines=6)
     await play.start()

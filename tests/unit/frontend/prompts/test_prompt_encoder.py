@@ -205,7 +205,7 @@ async def test_long_bodies_are_decoded_in_one_thread() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"])
 @pytest.mark.parametrize("count", [3, 5000])
 async def test_long_conversations_are_translated_in_threads(monkeypatch: pytest.MonkeyPatch, path: str, count: int) -> None:
-    module = "tokens.api" if path == "/tokenize" else "openai.chat"
+    module = "openai.tokens_api" if path == "/tokenize" else "openai.chat"
     seen = threads_of(importlib.import_module(f"headrace.frontend.{module}"), "plain_messages", monkeypatch)
     messages = [{"role": "user", "content": "What is the weather like?"}] * count
     body = {"model": MODEL, "max_tokens": 4, "messages": messages}
