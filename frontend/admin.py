@@ -37,13 +37,10 @@ class CancelledRequest(msgspec.Struct):
 
 
 class CancelRoute:
-    """The endpoint that cancels requests."""
-
     def __init__(self, port: JobPort) -> None:
         self._port = port
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [Route("/v1/requests/{id}", self.delete, methods=["DELETE"])]
 
     async def delete(self, request: Request) -> Response:
@@ -102,7 +99,6 @@ _unload = msgspec.json.Decoder(UnloadRequest)
 
 
 def adapter_routes(loader: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
-    """Return the applications by path."""
     api = AdapterApi(loader, models)
     return {LOAD: UnaryEndpoint(api.load, settings), UNLOAD: UnaryEndpoint(api.unload, settings)}
 

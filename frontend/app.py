@@ -245,8 +245,6 @@ def build_frontend(
 
 
 def _charge(ring: KeyRing, metrics: Metrics) -> Charge:
-    """Return what counts the tokens of a stored job for its tenant."""
-
     def charge(tenant: str, prompt: int, output: int) -> None:
         ring.quotas.charge(tenant, prompt + output)
         if ring.in_force:

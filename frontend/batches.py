@@ -121,7 +121,6 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, record: BatchRecord) -> BatchObject:
-        """Return a batch as clients see it."""
         errors = [BatchError(code=e.code, message=e.message, line=e.line, param=e.param) for e in record.errors]
         counts, tokens = record.counts, record.tokens
         return cls(
@@ -294,7 +293,6 @@ def event_of(record: BatchRecord) -> BatchEvent:
 
 
 def key_of(secret: str) -> bytes:
-    """Return the key of a secret: base64 behind `whsec_`, any other text as it is. Raises ValueError for broken base64."""
     if not secret.startswith(SECRET_MARK):
         return secret.encode()
     try:
@@ -369,14 +367,11 @@ class FrontendBatches:
 
 
 def _slots_of(ingress: Ingress, model: str) -> int:
-    """Count the slots of the live workers that serve a model."""
     pool = ingress.models.pool_of(model)
     return 0 if pool is None else sum(max(1, member.slots) for member in ingress.members.serving_workers(pool))
 
 
 class _IngressLeases:
-    """The leases of ingresses as one of them sees them."""
-
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
@@ -411,14 +406,11 @@ _new = msgspec.json.Decoder(NewBatchRequest)
 
 
 class BatchRoutes:
-    """The routes over batches of a tenant."""
-
     def __init__(self, batches: Batches, settings: FrontendSettings) -> None:
         self._batches = batches
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route(BASE, self.create, methods=["POST"]),
             Route(BASE, self.list, methods=["GET"]),

@@ -28,7 +28,6 @@ PAGE = [
 
 
 def stored_errors() -> dict[str, Any]:
-    """Return the errors of routes over stored objects."""
     return {
         status: json_answer(text, "ErrorAnswer")
         for status, text in ERRORS.items()
@@ -37,12 +36,10 @@ def stored_errors() -> dict[str, Any]:
 
 
 def in_path(name: str) -> dict[str, Any]:
-    """Return a parameter that is a part of the path."""
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def changing(summary: str, request: str, answer: str) -> dict[str, Any]:
-    """Return a POST that changes a stored object."""
     return generation(summary, request, answer, streams=False)
 
 
@@ -61,19 +58,16 @@ def operation(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_answer(description: str, schema: str) -> dict[str, Any]:
-    """Return an answer in JSON of one type."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": description, "content": content}
 
 
 def either(description: str, *schemas: str) -> dict[str, Any]:
-    """Return an answer in JSON of one of some types."""
     options = [{"$ref": f"#/components/schemas/{schema}"} for schema in schemas]
     return {"description": description, "content": {"application/json": {"schema": {"anyOf": options}}}}
 
 
 def streamed(schema: str) -> dict[str, Any]:
-    """Return an answer that is whole or a stream of events."""
     answer = json_answer("the answer; with `stream` server-sent events", schema)
     event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
     answer["content"]["text/event-stream"] = {"schema": event}  # of each event

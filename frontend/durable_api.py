@@ -50,7 +50,6 @@ def chosen_name(value: str) -> str:
 
 
 def is_token(value: str) -> bool:
-    """Return whether a value can be the token of a job."""
     return _TOKEN.match(value) is not None
 
 
@@ -239,7 +238,6 @@ class DurableStreams:
 
 
 def _refusal(result: JobResult) -> ResultResponse:
-    """Return the answer to a client whose job has ended without one."""
     return _response(error_of(result.status, message=result.error.message if result.error is not None else ""), result.id)
 
 
@@ -259,7 +257,6 @@ class StreamRoutes:
         self._streams = streams
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [Route("/v1/streams/{job}", self.follow, methods=["GET"])]
 
     async def follow(self, request: Request) -> Response:
@@ -348,7 +345,6 @@ class DurableApi:
         return self._inner.error_form
 
     def plan(self, body: bytes, exchange: HttpExchange) -> Coroutine[Any, Any, Plan]:
-        """Decode a body and plan its answer. Raises a FrontendError, an AdmissionError or a JetStreamError."""
         if DURABLE_HEADER in exchange.headers and _is_on(exchange):
             return self._plan(body, exchange)
         return self._inner.plan(body, exchange)

@@ -157,7 +157,6 @@ class QuotaExceeded(FrontendError, status=429, code="rate_limit_exceeded", retri
     more_headers: list[tuple[bytes, bytes]] | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the rate limit headers beside `Retry-After`."""
         return [*super().headers(), *(self.more_headers or ())]
 
 

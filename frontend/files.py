@@ -50,7 +50,6 @@ class FileObject(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, record: FileRecord) -> FileObject:
-        """Return a file as clients see it."""
         return cls(
             id=record.id,
             bytes=record.bytes,
@@ -107,7 +106,6 @@ class UploadObject(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, record: UploadRecord, file: FileRecord | None = None) -> UploadObject:
-        """Return an upload as clients see it."""
         return cls(
             id=record.id,
             bytes=record.bytes,
@@ -227,7 +225,6 @@ def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 def file_limits(settings: FrontendSettings) -> FileLimits:
-    """Return the limits that the operator has set."""
     return FileLimits(
         file_bytes=settings.file_max_bytes,
         batch_bytes=min(settings.batch_file_max_bytes, settings.file_max_bytes),
@@ -255,7 +252,6 @@ class Span:
 
     @property
     def header(self) -> str:
-        """The value of `Content-Range`."""
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{self.total}"
 
 
@@ -366,15 +362,12 @@ def tolerant(handler: Handler, metrics: Metrics) -> Handler:
 
 
 class FileRoutes:
-    """The routes over files of a tenant."""
-
     def __init__(self, files: FileStore, settings: FrontendSettings, metrics: Metrics) -> None:
         self._files = files
         self._settings = settings
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         base = "/v1/files"
         return [
             Route(base, tolerant(self.create, self._metrics), methods=["POST"]),
@@ -474,15 +467,12 @@ _completion = msgspec.json.Decoder(UploadCompletion)
 
 
 class UploadRoutes:
-    """The routes over uploads of a tenant."""
-
     def __init__(self, uploads: UploadStore, settings: FrontendSettings, metrics: Metrics) -> None:
         self._uploads = uploads
         self._settings = settings
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         base = "/v1/uploads"
         return [
             Route(base, tolerant(self.create, self._metrics), methods=["POST"]),

@@ -221,12 +221,9 @@ class PictureApi:
 
 
 class ImageApi(PictureApi):
-    """Plans pictures."""
-
     kind = "image"
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         _refuse(request)
         n = request.n or 1

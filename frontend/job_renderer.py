@@ -60,7 +60,6 @@ def stream_body(body: bytes) -> bytes:
 
 
 def asks(body: bytes, name: str) -> bool:
-    """Return whether a field of a body is true."""
     fields = _fields(body)
     return fields is not None and fields.get(name) == _TRUE
 

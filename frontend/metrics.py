@@ -157,8 +157,6 @@ QUOTA = "rate_limit_exceeded"
 
 
 class TenantSeries:
-    """The series of one tenant."""
-
     __slots__ = ("_by_status", "_requests", "first_s", "firsts", "output", "prompt", "refused", "tenant")
 
     def __init__(self, tenant: str, requests: Counter, *others: Counter) -> None:
@@ -372,7 +370,6 @@ class Metrics:
             self.first_token.series(model).show(first_token_s, trace)
 
     def render(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def render_for(self, accept: str) -> tuple[bytes, str]:

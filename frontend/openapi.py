@@ -95,13 +95,11 @@ CHATS_TYPES: tuple[type[msgspec.Struct], ...] = (
 
 
 def chats_paths() -> dict[str, Any]:
-    """Return the paths of OpenAI's chats, stored completions, plain completions and models."""
     completions = generation("Continue one or more prompts", "CompletionRequest", "CompletionAnswer")
     return {**_chats(), "/v1/completions": {"post": completions}, **_models()}
 
 
 def _chats() -> dict[str, Any]:
-    """Return the paths of chats and of stored completions."""
     one = "/v1/chat/completions/{completion_id}"
     wrong = stored_errors()
     filters = [{"name": "model", "in": "query", "schema": {"type": "string"}}]
@@ -151,7 +149,6 @@ IMAGES_TYPES = IMAGES_SCHEMAS
 
 
 def images_paths() -> dict[str, Any]:
-    """Return the path."""
     schema = {"$ref": "#/components/schemas/ImageRequest"}
     return {
         "/v1/images/generations": {
@@ -171,7 +168,6 @@ MESSAGES_TYPES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, MessageAnsw
 
 
 def messages_paths() -> dict[str, Any]:
-    """Return the paths of Anthropic's Messages API."""
     error = "AnthropicError"
     count = generation("Count a prompt", "CountRequest", "TokenCount", error=error, streams=False)
     answer = generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
@@ -184,8 +180,6 @@ OLLAMA_TYPES = OLLAMA_SCHEMAS
 
 
 def ollama_paths() -> dict[str, Any]:
-    """Return the paths of Ollama's API."""
-
     def asking(summary: str, request: str, answer: str, *, streams: bool = False) -> dict[str, Any]:
         post = generation(summary, request, answer, error="OllamaFault", streams=False)
         if streams:
@@ -222,7 +216,6 @@ POOLING_TYPES: tuple[type[msgspec.Struct], ...] = (
 
 
 def pooling_paths() -> dict[str, Any]:
-    """Return the paths of the pooling routes."""
     routes = {
         ("/v1/embeddings",): ("Embed inputs", "EmbeddingRequest", "EmbeddingAnswer"),
         ("/v1/score", "/score"): ("Score pairs of texts", "ScoreRequest", "ScoreAnswer"),
@@ -252,12 +245,10 @@ RESPONSES_TYPES: tuple[type[msgspec.Struct], ...] = (
 
 
 def responses_paths() -> dict[str, Any]:
-    """Return the paths of responses and conversations."""
     return {**_conversations(), **_responses()}
 
 
 def _conversations() -> dict[str, Any]:
-    """Return the paths of conversations."""
     one = "/v1/conversations/{conversation_id}"
     wrong = stored_errors()
     item = {"application/json": {"schema": {"type": "object"}}}
@@ -284,7 +275,6 @@ def _conversations() -> dict[str, Any]:
 
 
 def _responses() -> dict[str, Any]:
-    """Return the paths of the Responses API."""
     where = in_path("response_id")
     wrong = {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items() if status in ("400", "404", "503")}
     one = "/v1/responses/{response_id}"
@@ -324,12 +314,10 @@ SERVER_TYPES: tuple[type[msgspec.Struct], ...] = (CancelledRequest, Welcome)
 
 
 def server_paths() -> dict[str, Any]:
-    """Return the paths that do not belong to an API of a model."""
     return {**_requests(), **_server()}
 
 
 def _requests() -> dict[str, Any]:
-    """Return the paths of running requests and durable streams."""
     return {
         "/v1/requests/{id}": {
             "parameters": [in_path("id")],
@@ -358,7 +346,6 @@ def _requests() -> dict[str, Any]:
 
 
 def _server() -> dict[str, Any]:
-    """Return the paths that tell of the server itself."""
     page = {"description": "a page", "content": {"text/html": {"schema": {"type": "string"}}}}
     welcome = json_answer("what this server is", "Welcome")
     welcome["content"] |= page["content"]
@@ -398,7 +385,6 @@ TOKENS_TYPES: tuple[type[msgspec.Struct], ...] = (
 
 
 def tokens_paths() -> dict[str, Any]:
-    """Return the paths that continue token ids, tokenise and put text together again."""
     continued = generation("Continue token ids with token ids", "TokenGenerationRequest", "TokenGenerationAnswer")
     continued["responses"]["200"]["content"] |= either("", "TokenGenerationAnswer", "TextGenerationAnswer")["content"]
     tokenized = generation("Text to tokens", "TokenizeRequest", "TokenizeAnswer", streams=False)
@@ -427,8 +413,6 @@ _FIELDS: dict[str, Any] = {
 
 
 def transcriptions_paths() -> dict[str, Any]:
-    """Return the paths of both tasks."""
-
     def asking(summary: str, fields: dict[str, Any]) -> dict[str, Any]:
         schema = {"type": "object", "required": ["file"], "properties": fields}
         answer = json_answer("the text; with `stream` server-sent events", "Transcript")
@@ -454,7 +438,6 @@ VIDEOS_TYPES = VIDEOS_SCHEMAS
 
 
 def videos_paths() -> dict[str, Any]:
-    """Return the paths."""
     schema = {"schema": {"$ref": "#/components/schemas/VideoRequest"}}
     stored = stored_errors()
     errors = {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()}

@@ -77,7 +77,6 @@ Schema = Mapping[str, Any]
 
 
 def reference_page(document: Mapping[str, Any]) -> bytes:
-    """Return the page of an OpenAPI document."""
     info = document["info"]
     groups: dict[str, list[str]] = {name: [] for name in (*GROUPS, CONTROL, SERVER)}
     contents: dict[str, list[str]] = {name: [] for name in groups}
@@ -102,7 +101,6 @@ def reference_page(document: Mapping[str, Any]) -> bytes:
 
 
 def group_of(path: str) -> str:
-    """Return the group of a path."""
     if path.startswith("/v1/requests/"):
         return CONTROL
     for name, prefixes in GROUPS.items():
@@ -235,8 +233,6 @@ class Welcome(msgspec.Struct, kw_only=True):
 
 
 class Pages:
-    """The endpoints of `/` and `/docs`."""
-
     def __init__(self, port: JobPort, document: bytes) -> None:
         """`document` is the OpenAPI document as JSON."""
         self._port = port
@@ -244,11 +240,9 @@ class Pages:
         self._reference: bytes | None = None
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [Route("/", self.welcome), Route("/docs", self.docs)]
 
     async def docs(self, request: Request) -> Response:
-        """Return the description of all routes as a page."""
         if self._reference is None:
             self._reference = reference_page(msgspec.json.decode(self._document))
         return html_response(self._reference)

@@ -45,7 +45,6 @@ class Content:
         self.cut = False
 
     def asked(self, body: bytes) -> None:
-        """Take the body of the request."""
         self.cut = self.cut or len(body) > MOST_KEPT
         self._body = bytes(body[:MOST_KEPT])
 
@@ -96,7 +95,6 @@ class AuditPolicy:
         self._left_out = frozenset(left_out)
 
     def record(self, ended: Ended) -> AuditRecord:
-        """Return the record of a request."""
         known = ended.fields
         text = {"client_id": ended.client_id}
         cut = False
@@ -176,8 +174,6 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class AuditWriter:
-    """The audit records of one frontend."""
-
     def __init__(
         self,
         messaging: Messaging,

@@ -31,7 +31,6 @@ def form_of(path: str, headers: Iterable[tuple[bytes, bytes]]) -> ErrorForm:
 
 
 def error_response(error: FrontendError, form: ErrorForm = FrontendError.body) -> Response:
-    """Return an error as a response."""
     status = form.status(error) if isinstance(form, StatusForm) else error.status
     response = Response(form(error), status_code=status, media_type="application/json")
     for name, value in error.headers():
@@ -53,7 +52,6 @@ class StartupApp:
         self._app = app
 
     def waiting(self, reason: str) -> None:
-        """Set the reason for not being ready yet."""
         self.reason = reason
 
     @property

@@ -197,7 +197,6 @@ class StoredVideos:
         return msgspec.structs.replace(video, status="in_progress") if begun else video
 
     async def _ended(self, video: VideoObject, result: JobResult) -> VideoObject:
-        """Return a video whose job has this result."""
         if result.status != "done":
             return msgspec.structs.replace(video, status="failed", error=await self._fault(result))
         answer = await self._answer(result)
@@ -257,7 +256,6 @@ class VideoRoutes:
         self._videos = videos
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route(PATH, self.list, methods=["GET"]),
             Route(f"{PATH}/{{id}}", self.one, methods=["GET", "DELETE"]),

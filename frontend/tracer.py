@@ -206,8 +206,6 @@ TOO_MANY_REQUESTS = 429
 
 
 class Exporter(Protocol):
-    """Sends spans."""
-
     async def export(self, spans: Sequence[SpanData]) -> bool:
         """Return whether they were taken. Must not raise."""
 
@@ -215,8 +213,6 @@ class Exporter(Protocol):
 
 
 class Story(Protocol):
-    """The fields of a request's log line, and the journeys of its jobs."""
-
     level: Any
     first_token_s: float | None
 

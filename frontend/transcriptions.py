@@ -138,14 +138,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Text:
-    """Collects the text of the one choice."""
-
     def __init__(self, counter: UsageCounter) -> None:
         self.said: list[str] = []
         self._counter = counter
 
     def take(self, row: Row) -> str:
-        """Add a row, and return its text."""
         fin = row.fin
         texts = row.texts if fin is None or not fin.tail else [*row.texts, fin.tail]
         text = "".join(part.text for part in parts_of(texts) if part.kind == "content")
@@ -166,8 +163,6 @@ class _Text:
 
 
 class TranscriptWriter(WholeWriter):
-    """Writes the transcript as a whole."""
-
     def __init__(self, counter: UsageCounter, form: ResponseFormat) -> None:
         self.open = 1
         self._text = _Text(counter)
@@ -231,7 +226,6 @@ class SpeechApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Read a form and plan its answer. Raises a FrontendError or an AdmissionError."""
         content_type = exchange.header(b"content-type") or ""
         speech = await exchange.aside(partial(read_form, body, content_type))
         if speech.form.language is not None and self._task == "translate":
@@ -276,7 +270,6 @@ def chat_of(speech: Speech, task: Task) -> ChatRequest:
 
 
 def instruction(form: SpeechForm, task: Task) -> str:
-    """Return what the model is told to do."""
     if task == "translate":
         told = "Translate the speech in this recording into English. Answer with the translation only."
     else:

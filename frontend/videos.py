@@ -209,8 +209,6 @@ def _inside(boxes: memoryview, kind: bytes) -> memoryview:
 
 
 class VideoApi(PictureApi):
-    """Plans the jobs of videos."""
-
     kind = "video"
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:

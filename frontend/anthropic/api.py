@@ -36,7 +36,6 @@ class MessagesApi:
         self.error_form = AnthropicForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         _add_request_id(exchange)
         request = await decode_request(_decoder, body)
         plan = await self._plan(request, exchange, at_most=request.max_tokens)
@@ -161,7 +160,6 @@ class AnthropicModelList(msgspec.Struct, kw_only=True):
 
 
 def model_entry(served: Served) -> AnthropicModel:
-    """Return the entry of a model, an alias or an adapter."""
     card = served.card
     name = served.name
     return AnthropicModel(

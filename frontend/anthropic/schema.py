@@ -202,11 +202,9 @@ class AnthropicForm:
         return msgspec.json.encode(self._answer(error))
 
     def status(self, error: FrontendError, /) -> int:
-        """Return the HTTP status of an error."""
         return OVERLOADED if error.status == 503 else error.status
 
     def event(self, error: FrontendError) -> bytes:
-        """Return the event that ends a stream that has begun."""
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self._answer(error))
 
     def _answer(self, error: FrontendError) -> AnthropicError:
@@ -216,7 +214,6 @@ class AnthropicForm:
 
 
 def speaks_anthropic(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return True if the headers of a request are those of a client of Anthropic's API."""
     return any(name == VERSION_HEADER for name, _ in headers)
 
 

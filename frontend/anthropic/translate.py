@@ -43,15 +43,12 @@ def continues(messages: Sequence[Message]) -> bool:
 
 
 class _Messages:
-    """Converts one conversation."""
-
     def __init__(self, *, strip_billing: bool, merge_system: bool) -> None:
         self._strip = strip_billing
         self._merge = merge_system
         self._out: list[Message] = []
 
     def of(self, request: PromptFields) -> list[Message]:
-        """Return the messages. Raises BadRequest."""
         system = self._system(request.system, "system") if request.system is not None else ""
         if self._merge:
             system += "".join(
@@ -219,7 +216,6 @@ def chat_request(request: PromptFields, *, strip_billing: bool, merge_system: bo
 
 
 def has_inline_system(request: PromptFields) -> bool:
-    """Return True if the messages include system messages."""
     return any(message.role == "system" for message in request.messages)
 
 

@@ -81,8 +81,6 @@ def usage_of(counter: UsageCounter, *, ended: bool) -> MessageUsage:
 
 
 class MessageWriter(WholeWriter):
-    """Writes the message as a whole."""
-
     def __init__(self, head: Head, counter: UsageCounter, *, short: bool = False) -> None:
         self.open = 1
         self._head = head
@@ -125,8 +123,6 @@ class MessageWriter(WholeWriter):
 
 
 class MessageEvents(StreamWriter):
-    """Writes the events of a streamed message."""
-
     def __init__(self, head: Head, counter: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
         self.open = 1
         self._head = head

@@ -47,7 +47,6 @@ class Caller:
         return caller
 
     def may_use(self, model: str) -> bool:
-        """Return True if the key covers a model or adapter."""
         if not self._models:
             return True
         known = self._allowed.get(model)
@@ -75,7 +74,6 @@ def caller_of(scope: Any) -> Caller | None:
 
 
 def covered(scope: Any, served: Sequence[S]) -> list[S]:
-    """Return the models that the caller's key covers."""
     caller = caller_of(scope)
     return [each for each in served if caller is None or caller.may_use(each.adapter or each.card.model)]
 

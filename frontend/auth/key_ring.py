@@ -41,15 +41,12 @@ REFUSALS = frozenset(
 
 
 class AuditLog:
-    """The audit log of one frontend."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = 0
         self._written = self._left_out = 0
 
     def refused(self, scope: Any, code: str, **fields: object) -> None:
-        """Log the refusal of a request, with its key's public id and its sender's address."""
         second = int(self._clock())
         if second != self._second:
             if self._left_out:
@@ -271,7 +268,6 @@ class KeyRing:
         self._rebuild()
 
     def records(self) -> Sequence[KeyRecord]:
-        """Return the stored keys."""
         return tuple(self._stored.values())
 
     def _rebuild(self) -> None:

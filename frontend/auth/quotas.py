@@ -57,11 +57,9 @@ class UsageWindow:
         return self.left
 
     def ends_in_s(self, now: float) -> float:
-        """Return the seconds until the window is over and a new one begins."""
         return self.length_s - now % self.length_s
 
     def number(self, now: float) -> int:
-        """Return the number of the window of Unix time `now`."""
         return int(now // self.length_s)
 
     def add(self, now: float, amount: int) -> None:
@@ -87,7 +85,6 @@ class UsageWindow:
             self._sending = 0
 
     def failed(self, window: int, amount: int) -> None:
-        """Keep what could not be sent."""
         if window == self._number and self._sending:
             self.unsent += self._sending
             self._sending = 0
@@ -158,7 +155,6 @@ def _time(unix: float) -> str:
 
 
 def headers_of(lines: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the names and values of header lines."""
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
 
 
@@ -188,14 +184,12 @@ class Meter:
         self.open = self.elsewhere = 0
 
     def limit(self, limits: Limits) -> None:
-        """Hold other limits from now on. What was used stays used."""
         self.limits = limits
         self.requests.limit_to(limits.requests_per_minute)
         self.tokens.limit_to(limits.tokens_per_minute)
         self.day.limit_to(limits.tokens_per_day)
 
     def windows(self) -> tuple[tuple[str, UsageWindow], ...]:
-        """Return the windows by the kind that their counters have."""
         return ("rpm", self.requests), ("tpm", self.tokens), ("tpd", self.day)
 
     def check_request(self, now: float) -> None:
@@ -215,7 +209,6 @@ class Meter:
             raise self._out_of_tokens(self.day, "day", now, tokens)
 
     def count_tokens(self, now: float, tokens: int) -> None:
-        """Count tokens, or give some back."""
         if self.tokens.limit:
             self.tokens.add(now, tokens)
         if self.day.limit:
@@ -244,7 +237,6 @@ class Quotas:
         self._pairs: dict[tuple[str, str], Meters] = {}  # of key and tenant
 
     def limit_tenants(self, limits: dict[str, Limits]) -> None:
-        """Hold these limits of tenants from now on."""
         self._tenants = limits
         for tenant, each in limits.items():
             self._meter(tenant_owner(tenant), "this tenant", each)
@@ -288,13 +280,11 @@ class Quotas:
         return pair
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Count the tokens of a stored job of a tenant that has limits."""
         limits = self._tenants.get(tenant)
         if limits is not None:
             self._meter(tenant_owner(tenant), "this tenant", limits).count_tokens(self._wall(), tokens)
 
     def meters(self) -> Iterable[Meter]:
-        """Return all meters that are in use."""
         return self._meters.values()
 
     def hear(self, counts: dict[str, int]) -> None:
@@ -345,7 +335,6 @@ class Meters:
         self._begins = self._ends = 0.0  # of the time in which none of the windows ends
 
     def turn(self, now: float) -> None:
-        """Begin the windows of Unix time `now`, where others were counted so far."""
         if self._begins <= now < self._ends:
             return
         for window in self.limited:
@@ -354,7 +343,6 @@ class Meters:
         self._ends = min((window.ends for window in self.limited), default=math.inf)
 
     def have_room(self, now: float) -> bool:
-        """Return True if there is room for one more request, and for a token."""
         self.turn(now)
         for meter, most in self.busy:
             if meter.open + meter.elsewhere >= most:
@@ -397,7 +385,6 @@ class Hold:
             raise
 
     def settle(self, used: int) -> None:
-        """Count what was used in place of what was reserved."""
         rest = used - self._reserved
         self._reserved = used
         if rest:
@@ -407,19 +394,16 @@ class Hold:
                 window.unsent += rest
 
     def leave(self) -> None:
-        """End the request."""
         for meter in self.meters.all:
             meter.open -= 1
 
     def header_lines(self, *, anthropic: bool) -> bytes:
-        """Return the rate limit headers as OpenAI sends them, or Anthropic."""
         meters, now = self.meters, self._wall()
         meters.turn(now)
         return (meters.anthropic if anthropic else meters.openai).lines(now)
 
 
 def longest_output(max_tokens: int, choices: int) -> int:
-    """Return the tokens to reserve for the answers of a job."""
     return choices * min(max_tokens, RESERVED_OUTPUT)
 
 
@@ -460,7 +444,6 @@ class QuotaShare:
         self._warned = False
 
     async def run(self) -> None:
-        """Share until cancelled."""
         subscription = await self._messaging.subscribe(self._subject, self._on_open)
         try:
             while True:

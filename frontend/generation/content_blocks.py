@@ -149,7 +149,6 @@ class FreeformParts:
         self._readers: dict[int, InputReader] = {}
 
     def took(self, index: int) -> bool:
-        """Return whether the call with this index is one of a freeform tool."""
         return index in self._readers
 
     def convert(self, parts: Iterable[Part]) -> list[Part]:
@@ -207,7 +206,6 @@ class ContentBlock:
         return self._pieces[0] if self._pieces else ""
 
     def add(self, text: str) -> None:
-        """Add a piece of text."""
         self._pieces.append(text)
 
 

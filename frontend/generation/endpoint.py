@@ -72,8 +72,6 @@ class Incomplete(FrontendError, status=502, code="incomplete", retriable=True):
 
 
 class GenerationEndpoint:
-    """An ASGI application for one route."""
-
     def __init__(
         self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics, *, takes_form: bool = False
     ) -> None:
@@ -321,7 +319,6 @@ class _Pace:
 
     @property
     def rest_s(self) -> float:
-        """The time from the first token to the last one so far."""
         return self._last - self.began - (self.story.first_token_s or 0.0)
 
     def rows(self, rows: list[Row]) -> None:

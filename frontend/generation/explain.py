@@ -91,7 +91,6 @@ class RequestStory:
 
     @property
     def model(self) -> str:
-        """The name of its model in metrics."""
         return self._plan.jobs[0].card.model
 
     def used(self) -> tuple[int, int]:
@@ -100,7 +99,6 @@ class RequestStory:
         return (counter.prompt, counter.completion) if counter.completion or counter.ended else (0, 0)
 
     def submitted(self, journeys: Sequence[Journey | None]) -> None:
-        """Take the journeys of its jobs."""
         self._journeys = journeys
 
     @property
@@ -228,6 +226,5 @@ class MergedAnswer:
         return merged
 
     def cancel(self) -> None:
-        """Cancel all jobs."""
         for answer in self._answers:
             answer.cancel()

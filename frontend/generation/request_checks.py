@@ -90,7 +90,6 @@ class Toolbox:
 
     @property
     def wanted(self) -> bool:
-        """Return True if the answer may contain tool calls."""
         return bool(self.tools) and self.choice != "none"
 
 
@@ -205,7 +204,6 @@ def _named(choice: ToolChoice | NamedTool, names: Mapping[str, str], param: str)
 
 
 def _allowed(tools: list[dict[str, Any]], names: Mapping[str, str], choice: ToolChoice) -> Toolbox:
-    """Return only the tools that the model may use."""
     allowed = choice.allowed_tools
     if allowed is None:
         raise missing("tool_choice.allowed_tools")
@@ -218,5 +216,4 @@ def _allowed(tools: list[dict[str, Any]], names: Mapping[str, str], choice: Tool
 
 
 def calls_in(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Count the tool calls in the conversation so far."""
     return sum(len(message.get("tool_calls") or ()) for message in messages)

@@ -105,12 +105,10 @@ class UsageCounter:
 
     @property
     def ended(self) -> bool:
-        """Return True if a choice has ended."""
         return any(c is not None for c in self._cached)
 
     @property
     def prompt(self) -> int:
-        """Return the tokens of all prompts."""
         return sum(self._prompts)
 
     @property
@@ -149,7 +147,6 @@ class LogprobWriter:
         return f"token_id:{token_id}" if self._as_ids else raw.decode("utf-8", "replace")
 
     def chat(self, items: Sequence[TokenLogprob]) -> ChatLogprobs:
-        """Return log probabilities in the form of the chat API."""
         return ChatLogprobs(
             [
                 ContentLogprob(
@@ -362,7 +359,6 @@ class EventWriter(StreamWriter):
         return b"".join(out)
 
     def closing(self) -> bytes:
-        """Return the events after the last row."""
         if not self.options.usage:
             return DONE
         usage = b'"choices":[],"usage":' + _encode(self.counter.usage()) + b"}\n\n"
@@ -381,14 +377,12 @@ class EventWriter(StreamWriter):
         return b"".join(parts)
 
     def logprobs(self, choice: int, row: Row) -> bytes:
-        """Return the log probabilities of a row as JSON."""
         writer = self.options.logprobs
         if writer is None or not row.logprobs:
             return b"null"
         return _encode(writer.chat(row.logprobs) if self.form.chat else writer.completion(row.logprobs, choice))
 
     def finish(self, choice: int, fin: Finish) -> bytes:
-        """Return the event that ends a choice."""
         self.open -= 1
         self.counter.end(choice, fin)
         reason = b',"logprobs":null,"finish_reason":' + _encode(fin.reason) + b',"stop_reason":' + _encode(fin.stop) + b"}"

@@ -43,8 +43,6 @@ class _Choice:
 
 
 class UnaryWriter(WholeWriter):
-    """Writes the answers of chat and completions."""
-
     def __init__(self, head: Head, counter: UsageCounter, *, choices: int, chat: bool, options: AnswerOptions) -> None:
         self.open = choices
         self._head = head

@@ -112,7 +112,6 @@ class BodyBudget:
         self._on_change(self.held)
 
     def remove(self, peer: str, size: int) -> None:
-        """Count bytes no longer."""
         self.held -= size
         left = self._by_peer.get(peer, 0) - size
         if left > 0:

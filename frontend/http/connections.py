@@ -73,7 +73,6 @@ class Connections:
         return self._loop_budget
 
     def refused(self, code: str) -> None:
-        """Count a refused connection."""
         self._metrics.connections_refused.labels(code).inc()
 
     def admit(self, connection: ClientConnection) -> bool:

@@ -156,7 +156,6 @@ class HttpExchange:
 
     @property
     def tenant(self) -> str:
-        """Return the tenant that the request is for, as a subject token."""
         return tenant_of_scope(self.scope, self.headers)
 
     def salt(self, asked: str | None) -> str | None:
@@ -165,7 +164,6 @@ class HttpExchange:
 
     @property
     def name(self) -> str:
-        """Return the client's own id of the request, or an empty string."""
         return str(self.scope.get("headrace.client_request_id", ""))
 
     async def read_body(self, settings: FrontendSettings, *, json: bool = True) -> bytes:
@@ -357,7 +355,6 @@ class DisconnectWatch:
                 return
 
     def stop(self) -> None:
-        """Ignore a disconnect from now on."""
         self._stopped = True
 
     async def __aexit__(

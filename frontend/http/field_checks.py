@@ -58,7 +58,6 @@ def missing(param: str, more: str = "") -> BadRequest:
 
 
 def wrong(param: str, wanted: str) -> BadRequest:
-    """Return the error for a value of the wrong type."""
     return BadRequest(f"invalid value for {param}: expected {wanted}", param=param)
 
 

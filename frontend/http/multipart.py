@@ -21,23 +21,17 @@ class MalformedForm(BadRequest, code="malformed_form"):
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of the form that is no file."""
-
     name: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileBegin:
-    """The beginning of the file."""
-
     filename: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileData:
-    """A piece of the file."""
-
     data: bytes
 
 

@@ -226,15 +226,12 @@ def known_name(name: str, models: Models) -> str:
 
 
 class OllamaChatApi:
-    """Plans conversations."""
-
     def __init__(self, chat: ChatAdapter, models: Models) -> None:
         self._chat = chat
         self._models = models
         self.error_form = OllamaForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_chat, body)
         name = known_name(request.model, self._models)
         shape = ChatShape(request.model)
@@ -255,7 +252,6 @@ class OllamaPromptApi:
         self.error_form = OllamaForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_prompt, body)
         name = known_name(request.model, self._models)
         shape = PromptShape(request.model)
@@ -312,15 +308,12 @@ def _loaded(shape: AnswerShape, keep_alive: KeepAlive) -> Plan:
 
 
 class OllamaEmbedApi:
-    """Plans embeddings of one text or many."""
-
     def __init__(self, embeddings: EmbeddingApi, models: Models) -> None:
         self._embeddings = embeddings
         self._models = models
         self.error_form = OllamaForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_embed, body)
         vectors = EmbeddingRequest(
             model=known_name(request.model, self._models),
@@ -341,7 +334,6 @@ class OllamaVectorApi:
         self.error_form = OllamaForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_vector, body)
         name = known_name(request.model, self._models)
         vectors = EmbeddingRequest(model=name, input=request.prompt, truncate_prompt_tokens=-1)

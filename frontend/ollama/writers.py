@@ -48,8 +48,6 @@ class AnswerShape(ABC):
 
 
 class ChatShape(AnswerShape):
-    """The shape of `/api/chat`."""
-
     def record(self, content: str, thinking: str, calls: Sequence[OllamaCalled], **counts: Any) -> OllamaCounts:
         message = OllamaSaid(content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET)
         return OllamaChatAnswer(model=self.model, created_at=now(), message=message, **counts)
@@ -75,7 +73,6 @@ class AnswerRecord:
         self._first = 0
 
     def take(self, row: Row) -> list[BlockStep]:
-        """Add a row and return the steps of its blocks."""
         self._first = self._first or time.perf_counter_ns()
         self._counter.completion += len(row.ids)
         steps = self.blocks.take(parts_of(row.texts))
@@ -107,14 +104,11 @@ class AnswerRecord:
 
 
 def called(block: ContentBlock, index: int) -> OllamaCalled:
-    """Return a block as a tool call."""
     function = OllamaCalledFunction(index=index, name=block.name, arguments=arguments_of(block, block.id))
     return OllamaCalled(id=block.id, function=function)
 
 
 class OllamaWriter(WholeWriter):
-    """Writes the answer as a whole."""
-
     def __init__(self, shape: AnswerShape, record: AnswerRecord) -> None:
         self.open = 1
         self._shape = shape

@@ -247,7 +247,6 @@ class ChatApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         plan = await self.plan_chat(request, exchange, ChatOptions(id_prefix="chatcmpl-"))
         echo = _echo(request, plan.options.role)
@@ -265,7 +264,6 @@ class ChatApi:
         echo: list[str],
         tenant: str,
     ) -> StreamWriter | WholeWriter:
-        """Return the writer that also stores the answer."""
         stored, head = self._stored, plan.head
         assert stored is not None  # noqa: S101  # the caller asked
         record = ChatRecord(id=head.id, created=head.created, model=head.model, metadata=request.metadata or {})

@@ -32,7 +32,6 @@ class CompletionApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         _refuse(request)
         prompts, given = await list_prompts(request), prompt_embeds.listed(request)

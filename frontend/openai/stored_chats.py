@@ -79,7 +79,6 @@ class StoredChats:
         return _record.decode(value)
 
     async def records(self, tenant: str) -> list[ChatRecord]:
-        """Return the records of a tenant, the oldest first."""
         found = [_record.decode(value) for value in await self._records.list(KIND, tenant)]
         return sorted(found, key=lambda record: (record.created, record.id))
 

@@ -214,7 +214,6 @@ class TokenForm:
         self._named = LogprobWriter(options.logprobs or 0, choices=options.choices)
 
     def tokens(self, index: int, ids: list[int], items: Sequence[TokenLogprob], fin: Finish | None) -> TokenChoice:
-        """Return a choice with these ids."""
         logprobs = None
         if self._top is not None:
             logprobs = TokenLogprobs(content=[_sampled(item, max(self._top, 1)) for item in items])
@@ -222,7 +221,6 @@ class TokenForm:
         return TokenChoice(index=index, logprobs=logprobs, finish_reason=reason, stop_reason=stop, token_ids=ids)
 
     def text(self, index: int, ids: list[int], text: str, items: Sequence[TokenLogprob], fin: Finish | None) -> TextChoice:
-        """Return a choice with these ids and their text."""
         logprobs = self._named.chat(items) if self._top is not None else None
         reason, stop = _ending(fin)
         return TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason, stop_reason=stop, token_ids=ids)
@@ -233,7 +231,6 @@ def _ending(fin: Finish | None) -> tuple[str | None, int | str | None]:
 
 
 def _sampled(item: TokenLogprob, most: int) -> SampledToken:
-    """Return a token with `most` alternatives, of which it is the first."""
     ranked = [
         CandidateToken(token_id=token, logprob=max(value, FLOOR), rank=i) for i, (token, _, value) in enumerate(item.top, 1)
     ]
@@ -257,8 +254,6 @@ class _Choice:
 
 
 class TokenWriter(WholeWriter):
-    """Writes the whole answer."""
-
     def __init__(self, head: Head, counter: UsageCounter, options: TokenOptions) -> None:
         self.open = options.choices
         self._head = head
@@ -386,7 +381,6 @@ class TokenGenerationApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         sampling = request.sampling_params
         _refuse(request)

@@ -52,8 +52,6 @@ _pooling = msgspec.json.Decoder(PoolingRequest)
 
 
 class _VectorApi:
-    """Base of the APIs with one vector per input."""
-
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
         self._model_cache = model_cache
         self._settings = settings
@@ -93,7 +91,6 @@ class EmbeddingApi(_VectorApi):
     """Plans embeddings. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_embedding, body)
         jobs, answer = await self.plan_vectors(request, exchange)
         return Plan(jobs, EmbeddingWriter(answer, base64=request.encoding_format == "base64"), answer.counter)
@@ -113,7 +110,6 @@ class ClassifyApi(_VectorApi):
     """Plans classifications. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_classify, body)
         refuse_messages(request.messages)
         model = await self._model_cache.get(request.model)
@@ -128,7 +124,6 @@ class PoolingApi(_VectorApi):
     """Plans plain vectors of any task of the model. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_pooling, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
@@ -164,7 +159,6 @@ def refuse_messages(messages: object) -> None:
 def vector_answer(
     prefix: str, exchange: HttpExchange, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]
 ) -> VectorAnswer:
-    """Return the inputs of the writer for the answer to these jobs."""
     return VectorAnswer(
         head=Head(f"{prefix}{job_of_run(jobs[0].id)}", exchange.created, model.card.model, model.fingerprint),
         counter=UsageCounter([encoded.tokens for encoded in inputs], 1),
@@ -249,7 +243,6 @@ class ScoreApi(_ScoringApi):
     """Plans scores. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_score, body)
         one, two, params = _sides(request)
         model = await self.model(request)
@@ -264,7 +257,6 @@ class RerankApi(_ScoringApi):
     """Plans rankings. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_rerank, body)
         model = await self.model(request)
         documents = texts_of(request.documents, "documents")

@@ -36,8 +36,6 @@ T = TypeVar("T", bound="str | tuple[str, str]")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded input of a job."""
-
     tokens: int
     input: PoolingInput
 

@@ -101,11 +101,9 @@ class VectorWriter(WholeWriter):
 
     @property
     def head(self) -> Head:
-        """Return the head of the answer."""
         return self._answer.head
 
     def usage(self) -> PoolingUsage:
-        """Return the token usage of the answer."""
         tokens = self._answer.counter.prompt
         return PoolingUsage(prompt_tokens=tokens, total_tokens=tokens)
 
@@ -122,8 +120,6 @@ class VectorWriter(WholeWriter):
 
 
 class EmbeddingWriter(VectorWriter):
-    """Writes the response of `/v1/embeddings` and, with other field names, of `/pooling`."""
-
     def __init__(self, answer: VectorAnswer, *, base64: bool, kind: str = "embedding", field: str = "embedding") -> None:
         super().__init__(answer)
         self._base64 = base64
@@ -179,8 +175,6 @@ class ScoringWriter(VectorWriter):
 
 
 class ScoreWriter(ScoringWriter):
-    """Writes the response of `/v1/score`."""
-
     def make(self) -> bytes:
         head = self.head
         data = [Score(index=i, score=score) for i, score in enumerate(self.scores())]

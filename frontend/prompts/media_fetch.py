@@ -53,13 +53,11 @@ class Target:
 
     @property
     def host_header(self) -> str:
-        """Return the value of the Host header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
 
     @property
     def is_address(self) -> bool:
-        """Return True if the host is an IP address."""
         return _address(self.host) is not None
 
 
@@ -208,7 +206,6 @@ class FetchedBody:
         self.done = True
 
     def body(self) -> bytes:
-        """Return the body."""
         return b"".join(self._parts)
 
     def close(self) -> None:
@@ -381,7 +378,6 @@ class Fetcher:
             raise FetchFailed(f"more than {self._limits.redirects} redirects")
 
     def _told(self, target: Target, error: NoAnswer) -> NoAnswer:
-        """Return the error as the client gets it."""
         if self._limits.tells_why:
             return error
         log.info("media.no_answer", host=target.host, reason=str(error))

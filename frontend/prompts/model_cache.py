@@ -192,7 +192,6 @@ class ModelCache:
         models.on_change(self._changed.set)
 
     def names(self) -> set[str]:
-        """Return the names of the loaded models."""
         return set(self._ready)
 
     async def get(self, name: str | None) -> LoadedModel:

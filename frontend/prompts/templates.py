@@ -463,7 +463,6 @@ def _run(template: jinja2.Template, names: dict[str, Any]) -> str:
 
 
 def _mark_last(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the messages with the mark behind the last text of the last one, and this text."""
     last = messages[-1]
     content = last.get("content")
     marked: Any = None

@@ -181,7 +181,6 @@ class TextEncoder:
 
     @property
     def fast(self) -> bool:
-        """Return True if the fast library is in use."""
         return self._fast is not None
 
     def use_fast_tokenizer(self) -> None:

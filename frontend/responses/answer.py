@@ -328,7 +328,6 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of(counter: UsageCounter) -> ResponseUsage:
-    """Return the token usage of an ended answer."""
     return ResponseUsage(
         input_tokens=counter.prompt,
         input_tokens_details=InputDetails(cached_tokens=counter.cached),

@@ -149,7 +149,6 @@ def chat_request(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Return True if log probabilities are requested, by `include` or by their number."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 

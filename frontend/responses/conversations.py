@@ -198,7 +198,6 @@ class Conversations:
 
 
 def _has(record: ConversationRecord, turn: str) -> bool:
-    """Return whether a conversation has items of a turn."""
     return bool(turn) and any(turn in item_id for item_id in record.item_ids)
 
 
@@ -216,7 +215,6 @@ def _unknown(name: str) -> ConversationUnknown:
 
 
 def no_item(name: str, item_id: str) -> ItemUnknown:
-    """Return the error for an item that a conversation does not have."""
     return ItemUnknown(f"conversation {name[:MAX_ID]!r} has no item {item_id[:MAX_ID]!r}", param="item_id")
 
 
@@ -241,7 +239,6 @@ class ConversationRoutes:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route(BASE, self.create, methods=["POST"]),
             Route(f"{BASE}/{{id}}", self.one, methods=["GET", "POST", "DELETE"]),

@@ -68,7 +68,6 @@ def listed(item: Mapping[str, Any], name: str) -> ItemForm:
 
 
 def text_part(text: str, by_model: bool) -> ItemForm:
-    """Return a part of a message for its text."""
     if by_model:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "input_text", "text": text}
@@ -111,7 +110,6 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def user_item(text: str) -> dict[str, Any]:
-    """Return the item for an input of plain text."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -135,7 +133,6 @@ class MessageBuilder:
         self._calls: set[str] = set()
 
     def instruct(self, instructions: str) -> None:
-        """Add a system message."""
         self.messages.append({"role": "system", "content": instructions})
 
     def add(self, item: Item, where: str) -> None:

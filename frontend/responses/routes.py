@@ -42,7 +42,6 @@ class ResponseRoutes:
         self._background = background
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),  # one route, so that a 405 names both
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),

@@ -79,7 +79,6 @@ class ConversationInput(msgspec.Struct, kw_only=True):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation, given as it is or in an object."""
         given = self.conversation
         return given.id if isinstance(given, ConversationChoice) else given
 
@@ -174,7 +173,6 @@ class ConversationRecord(msgspec.Struct, kw_only=True):
 
     @property
     def item_ids(self) -> list[str]:
-        """The ids of all items in their order."""
         return [name for batch in self.batches for name in batch.items]
 
 

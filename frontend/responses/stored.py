@@ -73,7 +73,6 @@ class EventLog:
         """Do nothing: a log has no reader of its own."""
 
     def count(self) -> int:
-        """Return the number of events."""
         return len(self._events)
 
     def packed(self) -> bytes:

@@ -123,11 +123,9 @@ class ResponseProgress:
         return "incomplete" if cut else "completed"
 
     def item(self, block: ContentBlock, status: Status) -> OutputItem:
-        """Return a block as an item of the response."""
         return item_of(block, self.job_id, status, self.logprobs(block), tool=self._tools.get(block.name))
 
     def logprobs(self, block: ContentBlock) -> list[ContentLogprob]:
-        """Return the log probabilities of a block's text."""
         return self._of_block.get(block.index, [])
 
 
@@ -155,8 +153,6 @@ def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob
 
 
 class ResponseWriter(WholeWriter):
-    """Writes the response as a whole."""
-
     def __init__(self, progress: ResponseProgress, keep: Keep | None) -> None:
         self.open = 1
         self.unsettled = keep is not None
