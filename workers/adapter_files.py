@@ -152,8 +152,6 @@ def _s3() -> Any:
 
 
 class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only to where adapters may come from."""
-
     def __init__(self, allowed: AllowedSources, sha256: str) -> None:
         self._allowed = allowed
         self._sha256 = sha256
@@ -213,8 +211,6 @@ class AdapterLimits:
 
 
 class AdapterFiles:
-    """The adapters that a worker can get at."""
-
     def __init__(self, limits: AdapterLimits, cache: AdapterCache, store: ObjectBucket | None) -> None:
         """`store`: the deployment's own; None where there is no connection to it yet."""
         self._limits = limits

@@ -199,7 +199,6 @@ class AllowedSources:
                 raise ValueError(f"adapter_sources: {rule!r} is neither a kind ({', '.join(KINDS)}) nor a place")
 
     def check(self, source: AdapterSource) -> None:
-        """Raise AdapterFilesError for a source that no rule allows."""
         if not any(allows(rule, source.kind, source.address) for rule in self.rules):
             allowed = ", ".join(self.rules) or "nothing"
             raise AdapterFilesError(

@@ -81,7 +81,6 @@ def growth_reported(folder: Path, tell: Callable[[float | None], None], *, step_
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder. Those that vanish meanwhile do not count."""
     size = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -25,8 +25,6 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """Detokenises an answer."""
-
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; it may be empty."""
 

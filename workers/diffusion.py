@@ -53,8 +53,6 @@ _NOT_FROM_TEXT = (
 
 
 class DiffusionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of one engine (`--engine-arg`)."""
-
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"  # auto: a GPU where there is one
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 on a GPU, float32 without one
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None  # where a request does not say; None = the pipeline's own
@@ -252,7 +250,6 @@ class DiffusionEngine:
         return frozenset()
 
     def die(self, reason: str) -> None:
-        """End the engine as a crash would."""
         if not self._death.done():
             self._death.set_result(reason)
 

@@ -277,8 +277,6 @@ Sink = Callable[[list[Output]], None]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's own report of its load."""
-
     running: int = 0
     waiting: int = 0
     blocks_used: int = 0

@@ -155,7 +155,6 @@ def read_config(name: str, folder: str, *, most_rank: int | None = None) -> Lora
 
 
 def unknown_adapter(name: str, served: Iterable[str]) -> RequestInvalid:
-    """Return the refusal of a request for an adapter that this worker does not have."""
     return RequestInvalid(f"this worker has no adapter {name!r}; it has: {', '.join(served) or 'none'}", param="model")
 
 
@@ -263,8 +262,6 @@ def pace_nixl() -> bool:
         return False
 
     class Paced(config):  # type: ignore[misc]  # known at run time only
-        """A config that keeps Headrace's delay."""
-
         def __init__(self) -> None:
             super().__init__()
             delay.__set__(self, PAUSE_US)
@@ -278,8 +275,6 @@ def pace_nixl() -> bool:
             """Ignore the value."""
 
     class PacedBindings:
-        """The bindings with the paced config."""
-
         nixlAgentConfig = Paced  # noqa: N815 - NIXL's name
 
         def __getattr__(self, name: str) -> object:

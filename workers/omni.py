@@ -50,8 +50,6 @@ _OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--se
 
 @dataclass(frozen=True, slots=True)
 class StartedStages:
-    """A running AsyncOmni, and the description of its first stage."""
-
     omni: Any
     info: EngineInfo
 

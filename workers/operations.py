@@ -42,7 +42,6 @@ class MemoryUse:
         return freed
 
     def report(self) -> dict[str, int]:
-        """Return the measurement as operators see it."""
         return {"host_bytes": self.host, **({"device_bytes": self.device} if self.device is not None else {})}
 
 
@@ -98,7 +97,6 @@ class WorkerHealth:
         self._card = card
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         await self._state.keep(self.describe)
 
     def describe(self) -> Standing:
@@ -211,7 +209,6 @@ class EngineOperator:
         return f"the engine {self._info.engine} {self._info.version}".rstrip()
 
     def _hint(self, operation: str) -> str:
-        """Return what the engine would have to be started with, where that is known."""
         from headrace.workers.engine_registry import supports
 
         support = next((one for one in supports() if one.name == self._info.engine), None)

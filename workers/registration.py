@@ -213,7 +213,6 @@ async def _log_changed_parsers(messaging: Messaging, subjects: Subjects, card: M
 def build_member(
     settings: WorkerSettings, worker: str, card: ModelCard, info: EngineInfo, capabilities: Capabilities
 ) -> WorkerMember:
-    """Build the value of this worker's lease."""
     return WorkerMember(
         worker=worker,
         pool=card.pool,
@@ -270,7 +269,6 @@ class CardKeeper:
         self._file_stream = next(spec for spec in stores if spec.name == subjects.bucket("models")).stream().name
 
     async def run(self) -> None:
-        """Check periodically until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:

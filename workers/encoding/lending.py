@@ -103,7 +103,6 @@ class LentMemory:
         self._least_bytes = least_bytes
 
     async def run(self) -> None:
-        """Lend until cancelled."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -188,7 +187,6 @@ class RecordReader:
         return 0 if self._closed else self._arena.size
 
     async def run(self) -> None:
-        """Read until cancelled."""
         thread = threading.Thread(target=self._work, name="embeddings", daemon=True)
         thread.start()
         try:
@@ -243,7 +241,6 @@ class RecordReader:
         return asked is not None
 
     def _begin(self) -> None:
-        """Begin what there is room for, in order."""
         while self._waiting:
             asked = self._waiting[0]
             count = max(1, -(-asked.lent.size // BLOCK_BYTES))
@@ -278,7 +275,6 @@ class RecordReader:
             self._agent.forget(oldest)
 
     def _poll(self) -> bool:
-        """Move transfers on, and return whether one has ended."""
         self._agent.poll()
         ended = [asked for asked in self._moving if asked.transfer is not None and asked.transfer.state != "active"]
         for asked in ended:

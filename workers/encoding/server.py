@@ -136,7 +136,6 @@ class EncodeServer:
         self._asked: dict[str, list[tuple[int, Answer]]] = {}  # what each reads at once, and how it is told
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         async with self._tasks:
             await asyncio.Event().wait()
 

@@ -50,18 +50,15 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Return whether the store may be asked."""
         return self._clock() >= self._until
 
     def failed(self) -> None:
-        """Note a failure. Those of requests that were let through together count once."""
         if not self.closed:
             return
         self._pause_s = min(self._longest_s, self._pause_s * 2 or self._first_s)
         self._until = self._clock() + self._pause_s
 
     def succeeded(self) -> None:
-        """Note that the store has answered."""
         self._pause_s = 0.0
         self._until = float("-inf")
 
@@ -118,8 +115,6 @@ class Reading(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDeps:
-    """The dependencies of a source. `encoders` returns the ready encode workers that make the same embeddings."""
-
     messaging: Messaging
     subjects: Subjects
     pool: str
@@ -238,7 +233,6 @@ class EmbeddingSource:
         return "", None
 
     async def _asked(self, worker: str, job: EncodeMedia, *, reads: int) -> MediaEncoded | None:
-        """Return the answer of an encode worker if it has the embeddings."""
         question = encode(msgspec.structs.replace(job, reads=reads))
         subject = self._deps.subjects.peer(self._deps.pool, worker)
         try:

@@ -91,7 +91,6 @@ class KvFeed:
         self._seen = (0, 0, 0, 0)
 
     async def run(self) -> None:
-        """Read until cancelled, or until the engine is dead."""
         while True:
             try:
                 await self._read()

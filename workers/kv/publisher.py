@@ -63,7 +63,6 @@ class Outbox:
         self._stored: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
 
     def merge(self, change: CacheChange) -> None:
-        """Add the changes of a step."""
         if change.cleared:
             self._cleared = True
             for tier in TIERS:
@@ -86,7 +85,6 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Return the number of waiting entries."""
         return sum(map(len, self._removed.values())) + sum(map(len, self._stored.values()))
 
     def __bool__(self) -> bool:
@@ -239,7 +237,6 @@ class KvPublisher:
     # -- publishing --------------------------------------------------------------------------------------------------------
 
     async def run(self, lease_held: Callable[[], bool]) -> None:
-        """Publish until cancelled."""
         while True:
             await self._until_due(lease_held)
             most = min(MAX_BYTES, self._messaging.max_payload - HEADERS_BYTES)
@@ -263,7 +260,6 @@ class KvPublisher:
         return self._dump_wanted and self._loop.time() >= self._dumped_s + DUMP_EVERY_S
 
     async def _until_due(self, lease_held: Callable[[], bool]) -> None:
-        """Wait until there is something to publish and the lease is held."""
         while True:
             now = self._loop.time()
             wait_s = POLL_S
@@ -345,7 +341,6 @@ class RankPublishers:
         self._publishers = publishers
 
     async def run(self, lease_held: Callable[[], bool]) -> None:
-        """Publish until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for publisher in self._publishers:
                 tasks.create_task(publisher.run(lease_held))

@@ -48,8 +48,6 @@ class Anomalies:
 
 
 class _TierState:
-    """The blocks held in a tier."""
-
     __slots__ = ("groups", "held", "touched")
 
     def __init__(self) -> None:
@@ -58,7 +56,6 @@ class _TierState:
         self.touched: dict[int, bool] = {}  # in this step: chain value → was it held before
 
     def complete(self, hash_: int) -> bool:
-        """Return whether every group has the hash. Not called for a tier without groups."""
         for copies in self.groups.values():  # noqa: SIM110  # `all` of a generator takes twice as long
             if hash_ not in copies:
                 return False
@@ -145,7 +142,6 @@ class Translator:
     # -- one step ----------------------------------------------------------------------------------------------------------
 
     def apply(self, batch: KvBatch) -> CacheChange:
-        """Apply a batch and return its net change."""
         before: dict[Tier, Collection[int]] | None = None
         if batch and batch[0].kind == "cleared":
             self._partial = batch.partial
@@ -335,5 +331,4 @@ class Translator:
                 self.lost = True
 
     def _is_held(self, hash_: int | None) -> bool:
-        """Return whether a hash is held, with or without a known value."""
         return hash_ in self._places

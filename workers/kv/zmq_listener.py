@@ -160,12 +160,10 @@ class RankListeners:
 
     @property
     def endpoint(self) -> str:
-        """Return the address to which rank 0 publishes."""
         return self._listeners[0].endpoint
 
     @property
     def replay_endpoint(self) -> str:
-        """Return the address at which rank 0 answers for lost batches."""
         return self._listeners[0].replay_endpoint
 
     def __getitem__(self, rank: int) -> ZmqKvListener:
@@ -178,7 +176,6 @@ class RankListeners:
             listener.meet()
 
     def close(self) -> None:
-        """Stop receiving events."""
         self._reserved.close()
         for listener in self._listeners:
             listener.close()

@@ -37,7 +37,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(*, agent: str, metadata: bytes, address: int, blocks: int, block_bytes: int) -> bytes:
-    """Make the card of an agent with this arena."""
     digest = xxhash.xxh3_64_intdigest(metadata)
     card = Card(agent=agent, metadata=metadata, digest=digest, address=address, blocks=blocks, block_bytes=block_bytes)
     return msgspec.msgpack.encode(card)
@@ -139,14 +138,12 @@ class Peers:
         log.info("agent.met", peer=name, blocks=card.blocks, block_bytes=card.block_bytes)
 
     def leave(self, name: str) -> None:
-        """Refuse the peer from now on."""
         peer = self._peers.get(name)
         if peer is not None and not peer.leaving:
             peer.leaving = True
             mover.PEERS.dec()
 
     def collect(self, name: str) -> None:
-        """Drop a leaving peer for good."""
         peer = self._peers.get(name)
         if peer is None or not peer.leaving:
             return
@@ -336,7 +333,6 @@ class Agent:
         return transfer
 
     def _lost(self, peer: str) -> None:
-        """Drop a peer that NIXL found disconnected."""
         if peer not in self._peers:
             return
         self._peers.leave(peer)
@@ -344,7 +340,6 @@ class Agent:
         log.warning("agent.lost", peer=peer)
 
     def _collect(self) -> None:
-        """Drop leaving peers that nothing refers to."""
         for name in self._peers.leaving:
             self._mover.fail_peer(name, "peer_gone", f"agent {name} is gone")
             if not self._mover.unsettled_with(name):

@@ -28,8 +28,6 @@ this thread, or ours, that waits for a core: both must run, on both sides, befor
 
 
 class Status(Enum):
-    """The state of a posted part."""
-
     MOVING = "moving"
     DONE = "done"
 
@@ -148,7 +146,6 @@ class Driver:
     # -- notices ---------------------------------------------------------------------------------------------
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """Return new notices: (agent, data)."""
         fresh = self._call("read notices", self._agent.getNotifs, {}, [])
         return [(sender, bytes(data)) for sender, notices in fresh.items() for data in notices]
 

@@ -142,13 +142,11 @@ class TransferQueue:
                 raise BlocksBusy(f"block {both[0]} is not free: {job.transfer} may still touch it")
 
     def start(self, job: TransferJob) -> None:
-        """Take a transfer and post what fits into a turn."""
         self._jobs.append(job)
         self._post(job, self._clock() + TURN_S)
         self._sweep()
 
     def advance(self) -> None:
-        """Find what has ended, and post what fits into a turn."""
         for job in self._jobs:
             self._check(job)
         until_s = self._clock() + TURN_S
@@ -164,7 +162,6 @@ class TransferQueue:
         return ended
 
     def fail_peer(self, peer: str, reason: Reason, error: str) -> None:
-        """Give up everything with this peer."""
         for job in self._jobs:
             if job.transfer.peer == peer and job.transfer.state == "active":
                 self._fail(job, reason, error)
@@ -178,7 +175,6 @@ class TransferQueue:
     # -- one transfer ----------------------------------------------------------------------------------------
 
     def _check(self, job: TransferJob) -> None:
-        """Find which parts have arrived."""
         if job.transfer.state != "active":
             return
         moving: list[int] = []
@@ -277,7 +273,6 @@ class TransferQueue:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Move ended transfers out of the active ones."""
         if all(job.transfer.state == "active" for job in self._jobs):
             return
         for job in self._jobs:

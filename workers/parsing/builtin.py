@@ -48,7 +48,6 @@ class BuiltinParsers:
         return BuiltinPlan(self, parsing, requirements, opened=self._is_open(prompt_ids))
 
     def _is_open(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether the prompt ends with an opening mark."""
         if self.reasoning is None:
             return False
         end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-_PROMPT_END:])
@@ -145,7 +144,6 @@ class BuiltinParser:
 
 
 def _merge_parts(parts: Iterable[Part]) -> list[Part]:
-    """Merge neighbouring parts of the same kind and call."""
     merged: list[Part] = []
     for part in parts:
         last = merged[-1] if merged else None

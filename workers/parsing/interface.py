@@ -59,8 +59,6 @@ class AnswerParser(Protocol):
 
 
 class ParsePlan(Protocol):
-    """The plan for parsing the answers to a request."""
-
     @property
     def requirements(self) -> ParseRequirements: ...
 

@@ -52,7 +52,6 @@ class CallReader:
 
     @property
     def broken(self) -> bool:
-        """Return whether the text is not such an object."""
         return self._at is _At.BROKEN
 
     def arguments(self) -> str:
@@ -128,7 +127,6 @@ class CallReader:
                     self._end_value()
 
     def _string(self, char: str) -> bool:
-        """Return whether this character, after the opening quote, ends the string."""
         if self._escaped:
             self._escaped = False
         elif char == "\\":

@@ -24,8 +24,6 @@ AnswerText = TextPipeline | ParsedAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """The request of a run, as its choices share it."""
-
     generation: Generation
     prompt: list[int]
     limit: int  # most tokens of a choice in all
@@ -158,7 +156,6 @@ SLICE_S = 0.003
 
 
 def tokens_to_replay(choices: Sequence[ChoiceRun]) -> int:
-    """Return the number of tokens that these choices have emitted."""
     return sum(len(choice.run.choices[choice.choice].ids) for choice in choices)
 
 

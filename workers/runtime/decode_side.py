@@ -47,8 +47,6 @@ def pick(able: list[WorkerMember], peers: list[WorkerMember], rng: random.Random
 
 
 class HandoverEngines(Protocol):
-    """The runtime's engine as hand-overs use it."""
-
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
         """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
 
@@ -61,8 +59,6 @@ class HandoverEngines(Protocol):
 
 @dataclass(slots=True)
 class LastHandover:
-    """The last successful hand-over, for load reports."""
-
     took_s: float = 0.0
     tokens: int = 0
 

@@ -116,7 +116,6 @@ class HandoverCoordinator:
         return decision
 
     def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefillRun:
-        """Create the remote prefill of a run. The caller runs it."""
         return RemotePrefillRun(
             choices,
             decision,
@@ -294,7 +293,6 @@ class Handovers:
         session.members.on_change(self._on_members)
 
     async def run(self) -> None:
-        """Warm up new peers until cancelled."""
         await self._warmup.run()
 
     def _on_members(self) -> None:

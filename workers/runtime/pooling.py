@@ -38,8 +38,6 @@ class Pooler(Protocol):
 
 
 class ResultStore(Protocol):
-    """The store of results that are too large for a frame (`headrace.broker.spill.ResultObjects`)."""
-
     async def put(self, name: str, data: bytes) -> Spill: ...
 
 
@@ -64,7 +62,6 @@ class PoolRuns:
         self._flushing = False
 
     def __len__(self) -> int:
-        """Return the number of inputs that the engine works on."""
         return sum(map(len, self._tasks.values()))
 
     def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo) -> None:
@@ -91,7 +88,6 @@ class PoolRuns:
             task.add_done_callback(partial(self._forget, run))
 
     def stop(self, run: Run) -> None:
-        """Stop the inputs of a run that are still computed."""
         for task in self._tasks.pop(run, set()) - {asyncio.current_task()}:
             task.cancel()
 
@@ -153,8 +149,6 @@ class PoolRuns:
 
 
 class _Left:
-    """The part of a run that is not computed yet."""
-
     __slots__ = ("cached", "inputs", "tokens")
 
     def __init__(self, inputs: int, tokens: int) -> None:

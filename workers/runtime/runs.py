@@ -170,8 +170,6 @@ class ChoiceIntake:
 
 
 class RemotePrefill(Protocol):
-    """The remote prefill of a run (`headrace.workers.runtime.decode_side.RemotePrefillRun`)."""
-
     @property
     def waiting(self) -> list[ChoiceRun]:
         """Return the choices that are not in the engine yet."""
@@ -284,7 +282,6 @@ class Runs:
             self._sequences.begin_here(choice)
 
     def _ended_already(self, choice: ChoiceRun) -> bool:
-        """End a choice that needs no engine any more. Returns whether it was one."""
         emitted = len(choice.run.choices[choice.choice].ids)
         stopped = choice.pipeline.stopped if emitted else None
         if stopped is None and emitted < choice.limit:

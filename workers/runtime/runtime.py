@@ -64,7 +64,6 @@ def rank_loads(ranks: Sequence[RankLoad], load: Load, unsubmitted: Mapping[int, 
 
 
 def _share(load: Load, ranks: int) -> Load:
-    """Return an even share of a load."""
     return Load(
         waiting=load.waiting // ranks,
         blocks_used=load.blocks_used // ranks,
@@ -98,7 +97,6 @@ class StuckSequences:
         self._seen: dict[str, tuple[int, float]] = {}  # tokens it had, and since when it has no more
 
     def forget(self) -> None:
-        """Count all waits anew from the next check on."""
         self._seen = {}
 
     def check(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
@@ -272,7 +270,6 @@ class Runtime:
         self.watchdog.suspend()
 
     def resume(self) -> None:
-        """Expect steps again."""
         self.watchdog.resume()
 
     def blamed(self) -> frozenset[str]:

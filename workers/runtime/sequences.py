@@ -41,7 +41,6 @@ class EngineCommands:
         self._queue.put_nowait(command)
 
     async def run(self) -> None:
-        """Run the queued commands until cancelled."""
         while True:
             command = await self._queue.get()
             try:
@@ -213,11 +212,9 @@ class Sequences:
         self._by_run.setdefault(choice.run, []).append(choice)
 
     def end(self, choice: ChoiceRun) -> None:
-        """Forget a choice whose sequence has ended, was refused, or was taken back before its first token."""
         self._drop(choice)
 
     def _drop(self, choice: ChoiceRun) -> bool:
-        """Forget an active choice. False if it is not active."""
         if self.active.get(choice.id) is not choice:
             return False
         del self.active[choice.id]
@@ -273,7 +270,6 @@ class Sequences:
             choice.first_token.set_result(fault)
 
     def abort(self, *choices: ChoiceRun) -> None:
-        """Have the engine stop these choices. Outputs until then still count while the choices are in `active`."""
         self._commands.put(partial(self._engine.abort, [choice.id for choice in choices]))
 
     def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
@@ -284,7 +280,6 @@ class Sequences:
             self._commands.put(partial(self._engine.release, choice.id, params))
 
     def of(self, run: Run) -> list[ChoiceRun]:
-        """Return the choices of a run that the engine works on."""
         return list(self._by_run.get(run, ()))
 
     def withdraw(self, run: Run) -> list[ChoiceRun]:

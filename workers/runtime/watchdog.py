@@ -96,13 +96,11 @@ class Watchdog:
         self._suspended += 1
 
     def resume(self) -> None:
-        """Expect reports again."""
         self._suspended = max(0, self._suspended - 1)
         self._last_step_s = self._reported_s = self._loop.time()
 
     @property
     def suspended(self) -> bool:
-        """No reports are expected."""
         return self._suspended > 0
 
     def report(self) -> dict[str, float]:

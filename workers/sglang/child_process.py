@@ -47,8 +47,6 @@ class ChildOwner(Protocol):
 
 
 class ChildProcess:
-    """A child process, from its start to its end."""
-
     def __init__(self, owner: ChildOwner) -> None:
         self._owner = owner
         self._process: asyncio.subprocess.Process | None = None
@@ -177,7 +175,6 @@ class ChildProcess:
 
 
 def translated(error: Error) -> EngineError | UnsupportedByEngine:
-    """Return the exception for a failed call."""
     match error.kind:
         case "invalid":
             return RequestInvalid(error.message, param=error.param)

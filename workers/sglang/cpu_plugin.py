@@ -170,13 +170,11 @@ _MAKERS = ("arange", "empty", "empty_like", "full", "ones", "tensor", "zeros", "
 
 
 def unpinned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make a tensor in ordinary memory."""
     kwargs.pop("pin_memory", None)
     return original(*args, **kwargs)
 
 
 def stay(tensor: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Return the tensor where it is."""
     return tensor
 
 

@@ -95,7 +95,6 @@ def capabilities(engine: Any) -> Capabilities:
 
 
 def _handovers(engine: Any, version: str) -> dict[str, Any]:
-    """Return the fields that other workers need to hand over to this engine."""
     args, model = engine.server_args, engine.tokenizer_manager.model_config
     role = role_of(args.disaggregation_mode)
     if not hands_over(role):

@@ -157,7 +157,6 @@ class KvListener(RankListeners):
         super().__init__(folder, engine="SGLang", read_batch=read_batch, ranks=ranks)
 
     def config(self) -> dict[str, Any]:
-        """Return SGLang's `kv_events_config`."""
         return {
             "publisher": "zmq",
             "endpoint": self.endpoint,
@@ -342,7 +341,6 @@ class SglangEngine:
             self._sink(wanted)
 
     def child_ended(self, reason: str) -> None:
-        """Count the engine as dead."""
         if self._death is None:
             self._death = reason
             _log.error("engine.died", reason=reason, sequences=len(self._open))

@@ -250,7 +250,6 @@ class EngineHost:
         self._batch[:] = [output for output in self._batch if output.id not in ids]
 
     async def _pool(self, item: PoolItem) -> Any:
-        """Return the vector of an input and its cached tokens."""
         from sglang.srt.managers.io_struct import EmbeddingReqInput
 
         if self._manager.model_config.is_generation:

@@ -108,8 +108,6 @@ ToChild = Start | Submit | Abort | PoolInput | Control | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The engine can serve."""
-
     info: EngineInfo
     capabilities: Capabilities
 
@@ -142,8 +140,6 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """The answer to the call with this number."""
-
     call: int
     value: Any = None
     error: Error | None = None

@@ -103,7 +103,6 @@ def kv_events_wanted(config: EngineConfig) -> bool:
 
 
 def ranks(config: EngineConfig) -> int:
-    """Return the number of data-parallel ranks, each with a KV cache of its own."""
     return int(config.args.get("dp_size") or 1)
 
 

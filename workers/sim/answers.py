@@ -23,7 +23,6 @@ _BIAS = 100.0  # a bias of this size forces a token, or bans it
 
 
 def is_restricted(sampling: Sampling) -> bool:
-    """Return true when the sampling parameters restrict tokens."""
     return bool(sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids is not None)
 
 
@@ -105,7 +104,6 @@ class RestrictedAnswer(SimAnswer):
         return True
 
     def _is_open(self, said: Sequence[int], token: int) -> bool:
-        """Return true when this token may follow these."""
         return token not in self._banned and not any(self._completes(said, token, word) for word in self._bad)
 
     def _completes(self, said: Sequence[int], token: int, word: bytes) -> bool:

@@ -76,11 +76,9 @@ class LowerTiers:
         self._emit = emit
 
     def counts(self) -> dict[str, int]:
-        """Count the blocks cached in each existing tier."""
         return {tier.name: len(tier.content) for tier in self._tiers}
 
     def find(self, value: int) -> LowerTier | None:
-        """Return the highest tier that has this content."""
         return next((tier.name for tier in self._tiers if value in tier.content), None)
 
     def put(self, content: Content) -> None:
@@ -160,8 +158,6 @@ def _nothing(blocks: Sequence[int]) -> None:
 
 
 class BlockManager:
-    """The blocks of one engine. Not thread-safe."""
-
     def __init__(self, blocks: int, block_size: int, *, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         self.blocks = blocks
         self.block_size = block_size
@@ -319,7 +315,6 @@ class BlockManager:
     # -- events ----------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[KvEvent]:
-        """Return the changes since the last call, in order."""
         self._flush_removed()
         events, self._events = self._events, []
         return events

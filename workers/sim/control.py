@@ -37,8 +37,6 @@ class SleepArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Sleeper:
-    """Puts one engine to sleep and wakes it."""
-
     def __init__(self, scheduler: SimScheduler, driver: StepDriver) -> None:
         self._scheduler = scheduler
         self._driver = driver
@@ -161,12 +159,10 @@ class FabricMember:
     # -- for the worker --------------------------------------------------------------------------------------
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Meet peers, as `Engine.meet` does."""
         self._wire.endpoint.meet(peers)
         self._wake()
 
     def set_role(self, role: Role) -> None:
-        """Change the role, as `Engine.set_role` does. Blocks on offer stay on offer."""
         if role not in ROLES:
             raise UnsupportedByEngine(f"the simulator has no role {role.value!r}")
         if self._scheduler.ids:

@@ -34,8 +34,6 @@ class _Pin:
 
 
 class PinnedBlocks:
-    """The pinned blocks of one engine."""
-
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self.pins: list[_Pin] = []
@@ -142,8 +140,6 @@ class Arrival:
 
 
 class DecodeTransfers:
-    """The fetches of a decode engine."""
-
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._fetches: dict[str, _Fetch] = {}  # by sequence
@@ -160,7 +156,6 @@ class DecodeTransfers:
 
     @property
     def busy(self) -> bool:
-        """True while blocks or answers may still arrive, or a lease must be renewed."""
         return bool(self._fetches or self._renewals or self._pinned.pins)
 
     def enter(self, run: SequenceRun, side: Side) -> None:
@@ -182,7 +177,6 @@ class DecodeTransfers:
         self._reach(fetch)
 
     def _reach(self, fetch: _Fetch) -> None:
-        """Begin to move blocks if the other side can be reached by now."""
         wire, settings, now, side = self._wire, self._wire.settings, self._wire.clock(), fetch.side
         if fetch.run.has_fault("peer_dead") or not wire.endpoint.reaches(side.peer):
             return

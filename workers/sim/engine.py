@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 
 def open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
-    """Return the fabric over which blocks are handed over."""
     if settings.fabric == "local":
         return PROCESS_FABRIC
     from headrace.workers.sim.nixl_fabric import NixlFabric  # an engine without hand-overs must not load NIXL

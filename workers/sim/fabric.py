@@ -45,8 +45,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Member(Protocol):
-    """An engine as seen by the other engines."""
-
     def read(self, blocks: Sequence[int]) -> list[int] | None:
         """Return the contents of these blocks; None when the engine's memory is freed."""
 
@@ -58,8 +56,6 @@ class Member(Protocol):
 
 
 class Transfer(Protocol):
-    """A transfer of blocks."""
-
     @property
     def ended(self) -> bool:
         """True when the transfer is done, or has failed."""
@@ -124,8 +120,6 @@ class Fabric(Protocol):
 
 
 class LocalFabric:
-    """The fabric of one process and one thread."""
-
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
 

@@ -282,8 +282,6 @@ def _canonical(value: Any) -> Any:
 
 
 class _Maker:
-    """Draws values of the schemas of one document."""
-
     def __init__(self, document: _Document, draws: Draws) -> None:
         self._root = document.root
         self._document = document

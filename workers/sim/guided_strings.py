@@ -223,7 +223,6 @@ def _times(repeat: Any, writing: _StringBuilder) -> int:
 
 
 def _one_of(items: Any, draws: Draws) -> str:
-    """Draw a character of a class, a plain one where there is one."""
     negated = items[0][0] is ops.NEGATE
     named = items[1:] if negated else items
 

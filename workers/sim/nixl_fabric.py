@@ -46,7 +46,6 @@ class Contents:
         self._changes = 0
 
     def stamp(self, block: int, cell: int) -> None:
-        """Write this cell into this block."""
         words = self._words(block)
         if block in self._sound and int(words[0]) == cell:
             return
@@ -116,8 +115,6 @@ class NixlFabric:
 
 
 class PostedTransfer:
-    """A transfer that NIXL has taken."""
-
     def __init__(self, transfer: NixlTransfer) -> None:
         self._transfer = transfer
 

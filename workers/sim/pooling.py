@@ -36,7 +36,6 @@ def embedding(ids: Sequence[int], size: int, *, special: Collection[int] = ()) -
 
 
 def unit(vector: Vector) -> Vector:
-    """Scale a vector to length 1."""
     return vector / np.linalg.norm(vector)
 
 
@@ -53,14 +52,12 @@ def class_logits(ids: Sequence[int], classes: int, size: int, *, special: Collec
 
 
 def softmax(logits: Vector) -> Vector:
-    """Turn logits into probabilities."""
     powers = np.exp(logits - logits.max())
     total: Vector = powers / powers.sum()
     return total
 
 
 def sigmoid(logit: float) -> float:
-    """Turn a logit into a probability."""
     return float(1.0 / (1.0 + np.exp(-logit)))
 
 

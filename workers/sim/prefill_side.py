@@ -30,8 +30,6 @@ class Ask:
 
 @dataclass(slots=True)
 class Write:
-    """The write that answers an ask."""
-
     ask: Ask
     blocks: list[int]  # blocks of this engine
     began: float
@@ -47,8 +45,6 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class _Cancelled:
-    """A cancelled write whose transfer has not settled."""
-
     key: str
     ask: Ask
     blocks: list[int]
@@ -57,8 +53,6 @@ class _Cancelled:
 
 
 class BlockWriter:
-    """The writes of a prefill engine."""
-
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self.closing: list[_Cancelled] = []
@@ -146,8 +140,6 @@ class _Hold:
 
 
 class PrefillTransfers:
-    """The hand-overs of a prefill engine."""
-
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._writer = BlockWriter(wire)
@@ -276,7 +268,6 @@ class PrefillTransfers:
         return hold is not None or run is not None
 
     def _stop(self, key: str, hold: _Hold | None, why: str) -> None:
-        """Stop writes for this hand-over and refuse its ask."""
         if hold is not None and hold.write is not None:
             self._writer.cancel(key, hold.write, why)
         elif (ask := self._asks.pop(key, None)) is not None:
@@ -290,7 +281,6 @@ class PrefillTransfers:
             self._mark_ended(side.key)
 
     def release_all(self) -> None:
-        """Release all blocks on offer."""
         for key in list(self._holds):
             self.release(key, "the prefill engine sleeps")
 

@@ -130,8 +130,6 @@ class Side:
 
 
 class Phase(Enum):
-    """The phase of a sequence."""
-
     WAITING = auto()
     LOADING = auto()  # blocks come from another tier or engine
     PREFILL = auto()
@@ -263,7 +261,6 @@ class SequenceRun:
             self._look_ahead()
 
     def has_fault(self, name: Literal["peer_dead", "transfer_breaks", "stall_transfer"]) -> bool:
-        """Return true when this fault is injected into this sequence."""
         wanted: bool = getattr(self.faults, name)
         return wanted and not (self.faults.fresh_only and self._start)
 
@@ -406,7 +403,6 @@ class EngineBatch:
 
     @property
     def running(self) -> int:
-        """Sequences that have a slot."""
         return len(self.prefilling) + len(self.decoding) + len(self.stuck) + len(self.loading)
 
     def wait(self, run: SequenceRun) -> None:
@@ -434,7 +430,6 @@ class EngineBatch:
         self.commit(run, computed)
 
     def prefill(self, run: SequenceRun) -> None:
-        """Compute the missing tokens of this sequence from now on."""
         run.phase = Phase.PREFILL
         self.prefilling.append(run)
 

@@ -105,7 +105,6 @@ class SimScheduler:
 
     @property
     def speller(self) -> Speller:
-        """The speller that encodes prescribed answers."""
         return self._vocabulary.speller
 
     @property
@@ -114,7 +113,6 @@ class SimScheduler:
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the sequences inside."""
         return list(self._batch.runs)
 
     @property
@@ -286,7 +284,6 @@ class SimScheduler:
 
 
 def block_manager(settings: SimSettings) -> BlockManager:
-    """Make the cache that these settings ask for."""
     return BlockManager(
         settings.blocks, settings.block_size, host_blocks=settings.host_blocks, disk_blocks=settings.disk_blocks
     )

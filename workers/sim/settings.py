@@ -63,7 +63,6 @@ class TimingModel:
 
     @property
     def instant(self) -> bool:
-        """True when no step takes any time."""
         return self.step_s(prefill_tokens=1, sequences=1, context_tokens=1) == 0
 
     def step_s(self, *, prefill_tokens: int, sequences: int, context_tokens: int) -> float:
@@ -243,7 +242,6 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def style(self) -> DisaggStyle:
-        """The style of its hand-overs, if it has any."""
         return DisaggStyle(self.disagg or "params")
 
     @property

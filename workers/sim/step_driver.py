@@ -262,7 +262,6 @@ class StepDriver:
 
     @property
     def paused(self) -> bool:
-        """No step is begun."""
         return not self._running.is_set()
 
     def pause(self) -> None:
@@ -278,5 +277,4 @@ class StepDriver:
         self._sink(outputs)
 
     def wake(self) -> None:
-        """Look at the scheduler again."""
         self._work.set()

@@ -233,7 +233,6 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def has_chat_template(tokenizer_dir: str | Path) -> bool:
-    """Return true when this folder has a chat template."""
     folder = Path(tokenizer_dir)
     return (folder / "chat_template.jinja").is_file() or "chat_template" in _config(folder)
 
@@ -296,7 +295,6 @@ class SimAnswer:
         return 1 + math.floor((mean - 0.5) * math.exp(LENGTH_SPREAD * deviation - LENGTH_SPREAD**2 / 2))
 
     def grow(self) -> None:
-        """Draw the next tokens."""
         draws, ids, end = self._vocabulary.draws, self.ids, len(self.ids) + _CHUNK
         drawn = [draws[bits] for bits in self._drawn()]
         if min(drawn) >= 0:  # words only, as mostly
@@ -312,7 +310,6 @@ class SimAnswer:
         del ids[end:]
 
     def _drawn(self) -> Sequence[int]:
-        """Return the random bits for the next tokens."""
         part = len(self.ids) // _CHUNK
         return _unpack_chunk(shake_128(self.key + part.to_bytes(8, "little")).digest(2 * _CHUNK))
 

@@ -142,7 +142,6 @@ USED: tuple[Used, ...] = (
 
 
 def differences(used: tuple[Used, ...] = USED, load: Callable[[str], Any] = importlib.import_module) -> list[str]:
-    """Return one sentence for each thing that the adapter uses and the installed package does not have."""
     return [sentence for one in used for sentence in _differences(one, load)]
 
 

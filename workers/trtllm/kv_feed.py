@@ -33,8 +33,6 @@ _U64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A full block of the engine's cache."""
-
     hash: int
     parent: int | None
     token_ids: tuple[int, ...]  # empty: no prompt of plain ids can have this block
@@ -127,7 +125,6 @@ class CacheLedger:
             raise ValueError(f"an event of the kind {kind!r} is unknown")
 
     def _forget(self, changes: Changes, *, lost: bool) -> None:
-        """Drop all that is known."""
         self._blocks.clear()
         self._partial_blocks.clear()
         self.partial = lost
@@ -228,7 +225,6 @@ class KvFeed:
         self._more.set()
 
     def inventory(self) -> list[KvEvent]:
-        """Return `stored` events for all that the rank has cached."""
         return self._ledger.inventory()
 
     def replay(self, start: int) -> list[KvBatch]:

@@ -196,7 +196,6 @@ class LoadMeter:
         )
 
     def _idle(self, blocks: int) -> Load:
-        """Return the load of an engine without sequences."""
         part = Load(blocks_total=blocks // self._ranks)
         return Load(blocks_total=blocks, ranks=(part,) * self._ranks if self._ranks > 1 else ())
 
@@ -295,7 +294,6 @@ def _ids(value: Any) -> list[int]:
 
 
 def _named_token(folder: Path, name: Any) -> list[int]:
-    """Return the id of an added token by its text."""
     text = name.get("content") if isinstance(name, dict) else name
     added = _json(folder / "tokenizer.json").get("added_tokens") or ()
     return [one["id"] for one in added if one.get("content") == text]

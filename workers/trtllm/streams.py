@@ -153,7 +153,6 @@ class ResultStreams:
         request.task.add_done_callback(self._tasks.discard)
 
     def give(self, output: Output) -> None:
-        """Give an output to the sink at the end of this turn of the event loop."""
         self._steps.add(output)
 
     def drop(self, requests: list[StreamedRequest]) -> None:
@@ -193,7 +192,6 @@ class ResultStreams:
                     self.give(last)
 
     def _deliver(self, request: StreamedRequest, output: Output) -> bool:
-        """Give an output out. Returns whether it is the last one of its sequence."""
         self._handlers.on_first(request)
         ended = output.finish is not None or output.fault is not None
         if ended:

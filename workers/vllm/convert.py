@@ -267,7 +267,6 @@ class CoreDeath:
         self._known = asyncio.Event()
 
     def declare(self, reason: str = CORE_GONE) -> None:
-        """Note that the core is dead. Of several reasons the first one counts."""
         if self.reason is None:
             self.reason = reason
             self._known.set()

@@ -40,7 +40,6 @@ class MemoryCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped t
         self._done: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Copy blocks to the host tier."""
         rows, chunks, places = self._positions(src_spec, dst_spec)
         start = time.perf_counter()
         for blocks, host in self._pairs:
@@ -48,7 +47,6 @@ class MemoryCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped t
         return self._finished(job_id, len(rows), start)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Copy blocks from the host tier."""
         rows, chunks, places = self._positions(dst_spec, src_spec)
         start = time.perf_counter()
         for blocks, host in self._pairs:
@@ -56,7 +54,6 @@ class MemoryCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped t
         return self._finished(job_id, len(rows), start)
 
     def get_finished(self) -> list[TransferResult]:
-        """Return the copies since the last call."""
         done, self._done = self._done, []
         return done
 
@@ -64,7 +61,6 @@ class MemoryCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped t
         """Do nothing: a copy is finished when it is submitted."""
 
     def shutdown(self) -> None:
-        """Let go of the memory."""
         self._pairs = []
         if self._region is not None:
             self._region.cleanup()
@@ -111,7 +107,6 @@ class CpuHostSpec(CPUOffloadingSpec):  # type: ignore[misc]
     _worker: Any
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        """Return the worker that copies."""
         if self._worker is None:
             check_size(self)
             device = device_rows(kv_caches)
@@ -150,7 +145,6 @@ class CpuTieredSpec(TieringOffloadingSpec):  # type: ignore[misc]
         return self._worker
 
     def get_manager(self) -> Any:
-        """Return vLLM's manager of all tiers."""
         manager = super().get_manager()
         region = self._scheduler_mmap
         if region is not None and not region._creator and self.config.parallel.world_size == 1:  # noqa: SLF001

@@ -244,7 +244,6 @@ class VllmEngine:
         await self._abort(runs)
 
     async def _abort(self, runs: Seq[EngineRequest]) -> None:
-        """Abort requests in vLLM that are closed here."""
         if self._started is None or self._exchange is None:
             return
         for run in runs:

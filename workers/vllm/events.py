@@ -38,8 +38,6 @@ Hash = int | bytes
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
-    """Consecutive blocks of one group were stored in the cache."""
-
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
     token_ids: list[int] = []
@@ -51,8 +49,6 @@ class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStore
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
-    """Blocks were removed from the cache."""
-
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
@@ -155,7 +151,6 @@ class KvListener(RankListeners):
         return super().__getitem__(self._first + rank)
 
     def config(self) -> dict[str, Any]:
-        """Return vLLM's `kv_events_config`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

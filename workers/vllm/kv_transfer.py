@@ -36,7 +36,6 @@ class Fetches:
         self._abandoned: dict[str, float] = {}  # by request id: the time from which its blocks may be reclaimed
 
     def __bool__(self) -> bool:
-        """Return whether any fetch has to be watched."""
         return bool(self._waiting or self._abandoned)
 
     @property
@@ -45,11 +44,9 @@ class Fetches:
         return list(self._waiting)
 
     def began(self, request_id: str) -> None:
-        """Record that a sequence that fetches blocks was submitted."""
         self._waiting[request_id] = None
 
     def ended(self, request_id: str) -> None:
-        """Record that a sequence has a token, or that vLLM has ended it."""
         self._waiting.pop(request_id, None)
 
     def aborted(self, request_id: str) -> None:
@@ -257,7 +254,6 @@ class VllmKvTransfer:
             output.extra = {**(output.extra or {}), "remote_tokens": hits.fetched}
 
     def aborted(self, request_id: str, sequence: Sequence) -> None:
-        """Record that a sequence was aborted in vLLM."""
         if request_id in self._fetching:
             self._unstarted[request_id] = _LOOKS
         self._fetches.aborted(request_id)

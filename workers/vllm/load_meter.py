@@ -15,8 +15,6 @@ from headrace.workers.engine import EngineSteps, Fault, Load, Output, Sequence, 
 
 @dataclass(slots=True)
 class RankStep:
-    """The last step of a data-parallel rank."""
-
     running: int = 0
     waiting: int = 0
     cache_usage: float = 0.0
@@ -77,7 +75,6 @@ class LoadMeter:
         self._settled = 0  # computed for sequences that got their first token in the step that is being reported
 
     def note(self, stats: Any, rank: int = 0) -> None:
-        """Record the `SchedulerStats` of a step of a data-parallel rank."""
         step = self._ranks.setdefault(rank, RankStep())
         self._computed += step.note(stats)
         self._computed = max(0, self._computed - self._settled) if self._queue else 0
@@ -85,7 +82,6 @@ class LoadMeter:
 
     @property
     def step_s(self) -> float:
-        """Return the duration of the longest last step of a rank."""
         return max((step.step_s for step in self._ranks.values()), default=0.0)
 
     def queued(self, sequence_id: str, tokens: int) -> None:
@@ -173,7 +169,6 @@ def no_prometheus() -> Any:
 
     class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is untyped to us
         def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
-            """Register nothing."""
             self.engine_indexes = engine_indexes or [0]
 
         def record(self, *_stats: Any, **_more: Any) -> None:
@@ -201,7 +196,6 @@ class StatsLog:
         self._timer = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)
 
     def close(self) -> None:
-        """Write no more."""
         self._timer.cancel()
 
 

@@ -321,7 +321,6 @@ class MediaReader:
 
 
 def _readers(model: Any) -> dict[str, Callable[[], Any]]:
-    """Return vLLM's own readers, set up as its server does."""
     from vllm.multimodal.media.audio import AudioMediaIO
     from vllm.multimodal.media.image import ImageMediaIO
     from vllm.multimodal.media.video import VideoMediaIO

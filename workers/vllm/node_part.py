@@ -66,7 +66,6 @@ class NodePart:
         return PROCESS_GONE
 
     async def stop(self) -> None:
-        """End the processes of this part."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await asyncio.to_thread(self._executor.shutdown)
@@ -99,7 +98,6 @@ def _build(config: EngineConfig) -> tuple[Any, EngineInfo, tuple[str, int]]:
 
 
 def _describe(vllm_config: Any, version: str) -> EngineInfo:
-    """Describe a part, which takes no sequences."""
     return EngineInfo(
         engine="vllm",
         version=version,

@@ -148,7 +148,6 @@ class AnswerReader:
         return self._ids[index]
 
     def _whole(self) -> tuple[OutputParts, Any]:
-        """Parse the whole answer. Returns its parts and the parser."""
         said, text = OutputParts(), "".join(self._text)
         parser = self._plan.fresh()
         if parser is None:
@@ -197,7 +196,6 @@ class AnswerReader:
         return self._rest_of(whole)
 
     def _rest_of(self, whole: OutputParts) -> list[Part]:
-        """Return the parts that were not returned yet, and count the outcome."""
         outcome, missing = reconcile(self._said, whole)
         metrics.PARSED.labels(outcome).inc()
         if outcome == "differs":

@@ -72,8 +72,6 @@ def class_labels(model: Any) -> tuple[str, ...]:
 
 
 class VllmPooling:
-    """Runs the inputs of a pooling vLLM."""
-
     def __init__(self, llm: Any, kinds: tuple[str, ...], meter: LoadMeter, translate: Callable[[BaseException], BaseException]):
         self._llm = llm
         self._kinds = kinds

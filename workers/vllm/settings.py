@@ -91,8 +91,6 @@ async def _add(llm: Any, adapter: Adapter) -> None:
 
 
 class Adapters:
-    """The adapters of a running engine."""
-
     def __init__(self, llm: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
         """`most_rank`: None for an engine that was started without room for adapters."""
         self._llm = llm
@@ -103,7 +101,6 @@ class Adapters:
 
     @property
     def changeable(self) -> bool:
-        """Return whether the engine has room for adapters."""
         return self._most_rank is not None
 
     @property

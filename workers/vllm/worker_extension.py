@@ -124,7 +124,6 @@ class HandoverExtension:
 
 
 def _connector_worker() -> Any:
-    """Return the worker's side of the NIXL connector."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     group: Any = get_kv_transfer_group()
