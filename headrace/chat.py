@@ -66,7 +66,6 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, text: str) -> dict[str, Any]:
-        """Add a person's message and return the body of the request."""
         self.messages.append({"role": "user", "content": text})
         first = [{"role": "system", "content": self.system}] if self.system else []
         return {"model": self.model, "messages": [*first, *self.messages]}
@@ -107,7 +106,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The whole text so far."""
         return "".join(self.pieces)
 
     def take(self, event: dict[str, Any], now_s: float) -> str:
@@ -378,7 +376,6 @@ is printed. A key is read from HEADRACE_API_KEY."""
 
 
 def add_chat(commands: Any, about: str) -> None:
-    """Add `chat`."""
     parser = commands.add_parser(
         "chat",
         help=about,

@@ -48,7 +48,6 @@ class CommandParser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
     def below(self) -> dict[str, argparse.ArgumentParser]:
-        """Return the parsers of the commands below this one, by name."""
         found: dict[str, argparse.ArgumentParser] = {}
         for action in self._actions:
             if action.nargs == argparse.PARSER and isinstance(action.choices, dict):
@@ -56,7 +55,6 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def options(self) -> dict[str, argparse.Action]:
-        """Return the options of this command that its help shows, by each of their names."""
         shown = self._option_string_actions.items()
         return {name: action for name, action in shown if action.help != argparse.SUPPRESS}
 
@@ -82,7 +80,6 @@ class CommandParser(argparse.ArgumentParser):
         return [str(name) for action in self._actions if action.nargs == argparse.PARSER for name in action.choices or ()]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is none of the choices."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -242,7 +239,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def command_names() -> list[str]:
-    """Return the names of all commands."""
     return [*_COMMANDS, *installed_commands()]
 
 
@@ -313,7 +309,6 @@ class CommandWords:
 
 
 def add_completion(commands: Any, about: str) -> None:
-    """Add `completion`."""
     parser = commands.add_parser(
         "completion",
         help=about,
@@ -418,7 +413,6 @@ def fish_script(words: Iterable[CommandWords]) -> str:
 
 
 def _fish_words(words: Iterable[str]) -> str:
-    """Return words as one quoted argument of fish, in which only these two characters mean something."""
     text = " ".join(words).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"
 

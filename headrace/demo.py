@@ -148,8 +148,6 @@ INDENT = "    "
 
 
 class Colour(Enum):
-    """A colour, as its ANSI code."""
-
     PLAIN = ""
     DIM = "2"
     BOLD = "1"
@@ -394,7 +392,6 @@ def _body() -> dict[str, Any]:
 
 
 def add_demo(commands: Any, about: str) -> None:
-    """Add `headrace demo`."""
     demo = commands.add_parser(
         "demo",
         help=about,

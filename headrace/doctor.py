@@ -545,7 +545,6 @@ exit codes: 0 nothing to mend, 1 an error (with --strict: or a warning), 69 no N
 
 
 def add_doctor(commands: Any, about: str) -> None:
-    """Add `doctor`."""
     parser = commands.add_parser(
         "doctor",
         help=about,

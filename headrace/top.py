@@ -143,7 +143,6 @@ def worker_row(member: WorkerMember, report: LoadReport | None, now: float) -> W
 
 
 async def load_reports(messaging: Messaging, names: Subjects, members: Sequence[WorkerMember]) -> dict[str, LoadReport]:
-    """Return the last load report of each worker that has one."""
     if not members:
         return {}
     found: dict[str, LoadReport] = {}
@@ -209,7 +208,6 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The present width and height."""
         size = shutil.get_terminal_size()
         return size.columns, size.lines
 
@@ -300,7 +298,6 @@ def _pool(pool: PoolRow, rows: Sequence[WorkerRow]) -> str:
 
 
 def _fleets(rows: Sequence[WorkerRow]) -> list[str]:
-    """Return a line on the fleets of a pool, none where no worker is in one."""
     names = sorted({row.fleet for row in rows})
     if names in ([], [""]):
         return []
@@ -448,7 +445,6 @@ Tokens/s and step times are those of each engine's last step. NO_COLOR turns col
 
 
 def add_top(commands: Any, about: str) -> None:
-    """Add `top`."""
     parser = commands.add_parser(
         "top",
         help=about,

@@ -78,13 +78,10 @@ class Clock:
 
 
 class LineLogger:
-    """Writes lines to a stream that takes whole texts from any thread."""
-
     def __init__(self, stream: TextIO) -> None:
         self._write = stream.write
 
     def msg(self, line: str) -> None:
-        """Write a line."""
         self._write(line + "\n")
 
     log = debug = info = warn = warning = msg

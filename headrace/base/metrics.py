@@ -49,8 +49,6 @@ class _Labelled(MetricWrapperBase):
 
 
 class Counter(_Labelled, prometheus_client.Counter):
-    """Counts up."""
-
     def _metric_init(self) -> None:
         self._value: Any = _Value()
         self._created = time.time()
@@ -79,8 +77,6 @@ class Gauge(_Labelled, prometheus_client.Gauge):
 
 
 class Histogram(_Labelled, prometheus_client.Histogram):
-    """Counts observations by size."""
-
     def _metric_init(self) -> None:
         self._sum: Any = _Value()
         self._buckets: list[Any] = [_Value() for _ in self._upper_bounds]

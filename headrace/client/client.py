@@ -65,8 +65,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobMessage(msgspec.Struct, frozen=True):
-    """A job as it is published."""
-
     id: str
     model_slug: str
     data: bytes
@@ -271,8 +269,6 @@ def client_of(connection: Connection, subjects: Subjects, options: ClientOptions
 
 
 class Job:
-    """A job that is stored."""
-
     def __init__(self, client: Client, job: str, *, known: bool) -> None:
         self._client = client
         self.id = job

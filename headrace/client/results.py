@@ -46,7 +46,6 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """True for an answer."""
         return self.status == "done"
 
     @cached_property

@@ -231,7 +231,6 @@ Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if 
 
 
 def add_adapter_commands(actions: Any) -> None:
-    """Add `adapter` below `headrace worker`."""
     text = "load or unload an adapter (LoRA) on running workers"
     described = f"{text[0].upper()}{text[1:]}."
     ways = add_group(actions, "worker adapter", about=text, description=described, examples=ADAPTER_EXAMPLES)
@@ -255,7 +254,6 @@ def add_adapter_commands(actions: Any) -> None:
 
 
 def add_adapter(commands: Any, about: str) -> None:
-    """Add `headrace adapter` and its actions."""
     actions = add_group(commands, "adapter", about=about, examples=ADAPTER_STORE_EXAMPLES)
     push = _add(actions, "adapter push", _run_push, "store the files of an adapter, so that workers anywhere can load it")
     push.add_argument("name", metavar="NAME", help="workers load it from store://NAME")
@@ -267,7 +265,6 @@ def add_adapter(commands: Any, about: str) -> None:
 
 
 def add_model_commands(actions: Any) -> None:
-    """Add `ls` and `rm` below `headrace model`."""
     ls = _add(actions, "model ls", _run_ls, "list the models that are known, with or without workers")
     ls.add_argument("--json", action="store_true", help="as JSON")
     rm = _add(actions, "model rm", _run_rm, "forget a model that has no worker any more")

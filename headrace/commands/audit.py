@@ -140,7 +140,6 @@ Frontends record requests only with --audit metadata or --audit content."""
 
 
 def add_audit(commands: Any, about: str) -> None:
-    """Add `headrace audit` and its actions."""
     actions = add_group(
         commands,
         "audit",

@@ -196,8 +196,6 @@ _ROLE_MARGIN_S = 15.0  # beyond the grace period: handing over what is left, and
 
 
 def show_workers(settings: Settings, *, as_json: bool) -> int:
-    """Run `headrace worker status`."""
-
     async def ask(messaging: Messaging, names: Subjects) -> list[tuple[WorkerMember, Inspection | None]]:
         live = await live_workers(messaging, names)
         states = await ask_all(messaging, names, [member.worker for member in live], Inspect(), Inspection)
@@ -283,7 +281,6 @@ def find_worker(wanted: str, live: list[WorkerMember]) -> WorkerMember:
 
 
 def _stand(member: WorkerMember) -> str:
-    """Return whether a worker takes requests, and if not, why."""
     if member.waking:
         return "waking"
     if member.sleeping:

@@ -76,7 +76,6 @@ class Letter:
 
     @property
     def id(self) -> str:
-        """Return the id of the request, empty when it is not known."""
         return self.request.envelope.id if self.request else ""
 
     @property
@@ -90,7 +89,6 @@ class Letter:
 
     @property
     def reason(self) -> str:
-        """Return the reason in one word."""
         if self.request:
             return self.request.reason
         return self.advisory.kind if self.advisory else "unreadable"
@@ -125,7 +123,6 @@ def _of_ours(message: StoredMessage) -> Letter:
 
 
 async def letters(messaging: Messaging, names: Subjects) -> list[Letter]:
-    """Return all letters, oldest first."""
     found = await messaging.subject_messages(names.stream("DLQ"), ">", limit=_MOST)
     return [read_letter(message, names) for message in found]
 
@@ -144,7 +141,6 @@ async def find_letter(messaging: Messaging, names: Subjects, wanted: str) -> Let
 
 
 def list_letters(settings: Settings, *, as_json: bool) -> int:
-    """Run `headrace dlq ls`."""
     found = connected(settings, letters, name="headrace dlq")
     if as_json:
         sys.stdout.write(json.dumps([summary(letter) for letter in found], indent=1) + "\n")
@@ -344,7 +340,6 @@ class _Answer:
             sys.stdout.flush()
 
     def show(self) -> None:
-        """Print the choices that were not printed as they arrived."""
         if self._live:
             self.break_off()
             return
@@ -513,7 +508,6 @@ is run again."""
 
 
 def add_dlq(commands: Any, about: str) -> None:
-    """Add `headrace dlq` and its actions."""
     actions = add_group(
         commands,
         "dlq",

@@ -13,8 +13,6 @@ from headrace.base.errors import EXIT_USAGE
 
 
 class ShowVersion(argparse.Action):
-    """The flag `--version`. The version is looked up only where it is asked for."""
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,

@@ -94,7 +94,6 @@ def versions() -> dict[str, str | None]:
 
 
 def show_versions(*, as_json: bool) -> str:
-    """Return the versions as a table, or JSON."""
     found = versions()
     if as_json:
         return json.dumps(found, indent=1) + "\n"
@@ -131,7 +130,6 @@ def _toml(value: Any) -> str:
 
 
 def add_model(commands: Any, about: str) -> None:
-    """Add `headrace model` and its actions."""
     actions = add_group(commands, "model", about=about)
     prepare = actions.add_parser(
         "prepare",
@@ -145,7 +143,6 @@ def add_model(commands: Any, about: str) -> None:
 
 
 def add_config(commands: Any, about: str) -> None:
-    """Add `headrace config`."""
     config = commands.add_parser(
         "config",
         help=about,
@@ -163,7 +160,6 @@ def add_config(commands: Any, about: str) -> None:
 
 
 def add_version(commands: Any, about: str) -> None:
-    """Add `headrace version`."""
     version = commands.add_parser("version", help=about, allow_abbrev=False)
     version.add_argument("--json", action="store_true", help="as JSON")
     version.set_defaults(run=_run_version, prog="headrace version")

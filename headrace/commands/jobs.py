@@ -49,8 +49,6 @@ def _connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitab
 
 
 def list_jobs(settings: Settings, *, tenant: str, limit: int, as_json: bool) -> int:
-    """Run `headrace jobs ls`."""
-
     async def ask(connection: Connection, names: Subjects) -> list[ListedJob]:
         return await _client(connection, names, tenant).jobs(limit=limit)
 
@@ -226,7 +224,6 @@ def _write(out: IO[bytes], result: Result) -> None:
 
 
 def line_id(job: str) -> str:
-    """Return the `id` of a job's line in the output."""
     return f"batch_req_{job_token(job)}"
 
 
@@ -323,7 +320,6 @@ _TENANT = "the tenant that the jobs belong to (default: none)"
 
 
 def add_submit(commands: Any, about: str) -> None:
-    """Add `headrace submit`."""
     submit = commands.add_parser(
         "submit",
         help=about,
@@ -348,7 +344,6 @@ def add_submit(commands: Any, about: str) -> None:
 
 
 def add_jobs(commands: Any, about: str) -> None:
-    """Add `headrace jobs` and its actions."""
     actions = add_group(
         commands, "jobs", about=about, description="Jobs that are stored, and their results.", examples=JOBS_EXAMPLES
     )

@@ -41,8 +41,6 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyWish:
-    """A key as it is asked for on the command line."""
-
     name: str
     tenant: str | None = None
     scopes: str | None = None
@@ -73,7 +71,6 @@ def create_key(settings: Settings, wish: KeyWish, *, as_json: bool) -> int:
 
 
 def list_keys(settings: Settings, *, as_json: bool) -> int:
-    """Run `headrace keys ls`."""
     found = _with_store(settings, lambda store: store.all(), name="headrace keys ls")
     now = time.time()
     if as_json:
@@ -195,7 +192,6 @@ _LIMIT_FLAGS = {
 
 
 def add_keys(commands: Any, about: str) -> None:
-    """Add `headrace keys` and its actions."""
     actions = add_group(
         commands,
         "keys",

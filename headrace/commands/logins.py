@@ -132,7 +132,6 @@ to the deployment: give each part its own two files (NAME.nk, NAME.json) and not
 
 
 def add_init(commands: Any, about: str) -> None:
-    """Add `headrace init`."""
     parser = commands.add_parser(
         "init",
         help=about,
@@ -166,7 +165,6 @@ def add_init(commands: Any, about: str) -> None:
 
 
 def add_steward(commands: Any, about: str) -> None:
-    """Add `headrace steward`."""
     parser = commands.add_parser(
         "steward",
         help=about,

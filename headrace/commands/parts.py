@@ -136,7 +136,6 @@ def _ask(settings: Settings, wanted: str, command: WorkerCommand, *, name: str, 
 
 
 def _lines(report: dict[str, Any]) -> str:
-    """Return what was found or measured, a line each."""
     shown = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in report.items()}
     width = max(map(len, shown), default=0)
     return "".join(f"  {name.ljust(width)}  {_readable(name, value)}\n" for name, value in shown.items())
@@ -183,7 +182,6 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_operations(actions: Any) -> None:
-    """Add `health`, `sleep`, `wake`, `pause`, `resume`, `reset-cache`, `profile` and `log-level`."""
     health = _add_operation(
         actions, "worker health", _health, "ask a worker, and its engine, whether it can serve", HEALTH_EXAMPLES
     )
@@ -293,7 +291,6 @@ remembers its last decisions only."""
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
-    """Add `status`, `drain`, `role`, `adapter` and the operations of one engine below `headrace worker`."""
     actions = worker.add_subparsers(metavar="", title="other worker commands")
     status = _add_question(
         actions, "worker status", _run_worker_status, help="show the workers that run", description="Show every live worker."
@@ -338,7 +335,6 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
 
 
 def add_router_questions(router: argparse.ArgumentParser) -> None:
-    """Add `explain` and `status` below `headrace router`."""
     actions = router.add_subparsers(metavar="", title="other router commands")
     explain = _add_question(
         actions,
@@ -452,22 +448,18 @@ placed, gives the rest back and leaves; a second one, or Ctrl-C twice, stops at 
 
 
 def add_up(commands: Any, about: str) -> None:
-    """Add `headrace up`."""
     _add(commands, "up", _run_up, about=about, epilog=UP_EXAMPLES)
 
 
 def add_frontend(commands: Any, about: str) -> None:
-    """Add `headrace frontend`."""
     _add(commands, "frontend", _run_frontend, about=about, epilog=FRONTEND_EXAMPLES)
 
 
 def add_worker(commands: Any, about: str) -> None:
-    """Add `headrace worker` and the commands below it."""
     add_worker_commands(_add(commands, "worker", _run_worker, about=about, epilog=WORKER_EXAMPLES))
 
 
 def add_router(commands: Any, about: str) -> None:
-    """Add `headrace router` and the commands below it."""
     add_router_questions(_add(commands, "router", _run_router, about=about, epilog=ROUTER_EXAMPLES))
 
 

@@ -43,7 +43,6 @@ Action = Callable[[Connection, Subjects, str, argparse.Namespace], Awaitable[str
 
 
 def add_parser(commands: Any, about: str) -> None:
-    """Add `replay` and its actions to the command line."""
     actions = add_group(
         commands,
         "replay",
@@ -94,7 +93,6 @@ def index_report(built: Rebuilt, pool: str, blocks: Sequence[int]) -> dict[str, 
 
 
 def index_table(report: dict[str, Any]) -> str:
-    """Return the report of a rebuilt index as a text table."""
     at = datetime.fromtimestamp(report["at"], UTC).isoformat(timespec="milliseconds") if report["at"] else "no event read"
     stream = report["stream"]
     lines = [
@@ -139,7 +137,6 @@ async def run_placements(connection: Connection, names: Subjects, pool: str, par
 
 
 def placements_table(result: Rerun, *, pool: str, began_s: float, seq: int, warm: int) -> str:
-    """Return the comparison of placements as a text table."""
     began = datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds")
     lines = [
         f"pool {pool}: {result.recorded.requests} placements since {began}, {result.moved} go elsewhere under {result.policy}",

@@ -86,7 +86,6 @@ class ProbeHandler(WSGIRequestHandler):
 
 
 def probe_app(state: PartState) -> Callable[..., Iterable[bytes]]:
-    """Return the WSGI application."""
     metrics = make_wsgi_app()
     answers: dict[str, Callable[[], Answer]] = {"/live": state.live, "/ready": state.ready, "/health": state.health}
 
@@ -448,7 +447,6 @@ def run_model_prepare(settings: Settings) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code for the error that ended a part."""
     from headrace.frontend.errors import AddressUnavailable, CertificateUnusable, SigningKeysUnusable
     from headrace.router.errors import SettingsInvalid
     from headrace.workers.errors import (

@@ -31,7 +31,6 @@ Action = Callable[[Connection, Topology, argparse.Namespace], Awaitable[str]]
 
 
 def add_parser(subparsers: Any, about: str) -> None:
-    """Add `streams` and its actions to the command line."""
     actions = add_group(
         subparsers,
         "streams",

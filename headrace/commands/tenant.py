@@ -131,7 +131,6 @@ class TenantExport:
 
 
 def key_line(key: KeyRecord) -> dict[str, Any]:
-    """Return a key without its hashes."""
     return {name: value for name, value in msgspec.to_builtins(key).items() if name != "hashes"}
 
 
@@ -244,7 +243,6 @@ and stay listed. Not among it: logs, and what the nats-server's disk still holds
 
 
 def add_tenant(commands: Any, about: str) -> None:
-    """Add `headrace tenant` and its actions."""
     actions = add_group(
         commands,
         "tenant",

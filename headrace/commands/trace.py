@@ -67,8 +67,6 @@ def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
 
 
 def show_routers(settings: Settings, *, as_json: bool) -> int:
-    """Run `headrace router status`."""
-
     async def ask(messaging: Messaging, names: Subjects) -> list[tuple[RouterMember, Inspection | None]]:
         routers = await live_routers(messaging, names)
         states = await ask_all(messaging, names, _ids(routers), Inspect(), Inspection)
@@ -110,7 +108,6 @@ def chronology(told: Iterable[Explanation]) -> list[Decided]:
 
 
 def explained(told: Decided) -> str:
-    """Return a placement decision as a text table."""
     head = told.id + (f", attempt {told.attempt}" if told.attempt > 1 else "") + f": {told.state or 'known'}"
     if told.worker:
         head += f" on {told.worker}"
@@ -434,7 +431,6 @@ after a restart of the frontend, the stored records of placements are shown (two
 
 
 def add_trace(commands: Any, about: str) -> None:
-    """Add `trace`."""
     parser = commands.add_parser(
         "trace",
         help=about,

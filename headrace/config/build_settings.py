@@ -138,7 +138,6 @@ def connect_options(settings: Settings, *, name: str) -> ConnectOptions:
 
 
 def server_settings(settings: Settings) -> ServerSettings:
-    """Return the settings of the embedded NATS server."""
     from headrace.jetstream.settings import ServerSettings
 
     return ServerSettings(**values_of(settings, "server", ServerSettings))
@@ -205,7 +204,6 @@ def planner_settings(settings: Settings) -> PlannerSettings:
 
 
 def router_options(settings: Settings) -> RouterOptions:
-    """Return the settings of one router process."""
     from headrace.router.settings import RouterOptions, SessionOptions, SnapshotSettings
 
     return RouterOptions(

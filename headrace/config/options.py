@@ -130,7 +130,6 @@ def fleet_times(chosen: str) -> dict[str, float]:
 
 
 def for_fleet(settings: PlannerSettings, fleet: str) -> PlannerSettings:
-    """Return the settings of the pool that a fleet is."""
     time_s = fleet_times(settings.fleet_ttft).get(fleet)
     return settings if time_s is None else replace(settings, ttft_s=time_s)
 
@@ -237,17 +236,14 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The flag, or "" if the setting has none."""
         return self.setting.flag
 
     @property
     def env(self) -> str:
-        """The environment variable."""
         return "HEADRACE_" + self.key.replace(".", "_").upper()
 
     @property
     def dest(self) -> str:
-        """The attribute of the parsed arguments."""
         return self.key.replace(".", "__")
 
 
@@ -269,7 +265,6 @@ def options_of(command: Command) -> list[Option]:
 
 
 def declared_by(owner: type, section: str) -> list[Option]:
-    """Return the settings of a section that one class declares."""
     return [option for option in section_options(section) if option.owner is owner]
 
 

@@ -61,11 +61,9 @@ class Settings:
         return option.default
 
     def source(self, key: str) -> str:
-        """Return where the value came from."""
         return self._given[key].source if key in self._given else "default"
 
     def given(self, key: str) -> bool:
-        """Return True unless the setting has its default."""
         return key in self._given
 
     def completed(self, values: Mapping[str, Any], source: str) -> Settings:

@@ -85,7 +85,6 @@ def hide_arguments(options: list[Option]) -> None:
 
 
 def _secret_texts(arguments: list[str], flags: set[str]) -> list[str]:
-    """Return the parts of arguments that are secrets."""
     found = []
     for at, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -211,7 +210,6 @@ def _table(raw: Any, *, names: bool) -> dict[str, Any]:
 
 
 def mask(option: Option, value: Any) -> Any:
-    """Return the value as it may be shown."""
     if value is None:
         return None
     if option.setting.secret:

@@ -45,7 +45,6 @@ class Actions:
         self._may_kill = may_kill
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route("/console/api/letters/{seq:int}/drop", self.drop, methods=["POST"]),
             Route("/console/api/letters/{seq:int}/retry", self.retry, methods=["POST"]),
@@ -123,8 +122,6 @@ _UNSHOWN = frozenset({"hashes", "prefill", "v"})
 
 
 class RequestRoutes:
-    """The endpoints below `/console/api/requests`."""
-
     def __init__(self, messaging: Messaging, names: Subjects, readers: Readers, guard: ConsoleGuard) -> None:
         self._messaging = messaging
         self._names = names
@@ -132,7 +129,6 @@ class RequestRoutes:
         self._guard = guard
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route("/console/api/requests", self.listing),
             Route("/console/api/requests/{id}", self.story),
@@ -195,7 +191,6 @@ class StreamMetrics:
         self._guard = guard
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [Route("/metrics", self.scrape)]
 
     async def scrape(self, request: Request) -> Response:

@@ -71,7 +71,6 @@ class Console:
 
 
 def build_console(connection: Connection, names: Subjects, options: ConsoleOptions) -> Console:
-    """Build the application over one connection."""
     readers = Readers(connection, names, processes=lambda: started_workers(options.data_dir))
     guard = ConsoleGuard(host=options.host, key=options.key, private=options.private, stored=KeyStore(connection, names).all)
     return build_app(
@@ -106,7 +105,6 @@ def build_app(*, sections: Sections, guard: ConsoleGuard, routes: list[Route], o
     """Build the application over any tables: those of a deployment, or simulated ones."""
 
     async def access(request: Request) -> Response:
-        """Return what this page may show and do."""
         admin = await guard.is_admin(request.headers)
         told: dict[str, Any] = {
             "version": metadata.version("headrace"),
@@ -289,7 +287,6 @@ shows, and where other machines reach it, or NATS asks for a login, it shows not
 
 
 def add_console(commands: Any, about: str) -> None:
-    """Add `console`."""
     parser = commands.add_parser(
         "console",
         help=about,

@@ -95,22 +95,18 @@ class NoFrontend(FrontendError, status=502, code="no_frontend", retriable=True):
 
 
 class FrontendProxy:
-    """The endpoints below `/console/api/chat`."""
-
     def __init__(self, url: str, guard: ConsoleGuard) -> None:
         """`url` is the base URL of a frontend, empty if none is known."""
         self.url = url.rstrip("/")
         self._guard = guard
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route("/console/api/chat", self.chat, methods=["POST"]),
             Route("/console/api/chat/models", self.models),
         ]
 
     async def models(self, request: Request) -> Response:
-        """Return the frontend's `/v1/models`."""
         await self._guard.check_reader(request.headers)
         return await self._forward("GET", "/v1/models", request.headers)
 
@@ -198,7 +194,6 @@ class ConsolePages:
         self._files = {name: (body, _tag(body)) for name, body in _all(files("headrace.console") / "assets")}
 
     def routes(self) -> list[Route]:
-        """Return the Starlette routes."""
         return [
             Route("/", self.home),
             Route("/console", self.index),

@@ -320,7 +320,6 @@ class Readers:
         return await status(self._nats, Topology(self._names))
 
     async def routers(self) -> Rows:
-        """Ask the live routers what they hold."""
         members = await live_routers(self._nats, self._names)
         states = await ask_all(self._nats, self._names, [member.router for member in members], Inspect(), Inspection)
         return {
@@ -357,7 +356,6 @@ class Readers:
         return found[::-1]
 
     async def letters(self) -> Rows:
-        """Read the newest dead letters."""
         stream = self._names.stream("DLQ")
         state = await self._nats.stream_state(stream)
         if not state.messages:
@@ -376,7 +374,6 @@ class Readers:
         return {record.id: _batch_row(record) for record in records[:MOST_BATCHES]}
 
     async def models(self) -> Rows:
-        """Read the cards of all models that are or were served."""
         rows = {}
         for entry in await self._nats.bucket(self._names.bucket("models")).entries(">"):
             with contextlib.suppress(WireError):

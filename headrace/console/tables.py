@@ -75,8 +75,6 @@ class Table:
 
 
 class Sections:
-    """All tables by name."""
-
     def __init__(self, sources: Mapping[str, Source], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = dict(sources)
         self._tables = {name: Table() for name in sources}
@@ -84,7 +82,6 @@ class Sections:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tables."""
         return frozenset(self._sources)
 
     async def current(self, name: str) -> Table:
@@ -123,8 +120,6 @@ class Shared:
         self._tables: Mapping[str, Rows] = {}
 
     def source(self, table: str) -> Source:
-        """Return the source of one of the tables."""
-
         async def read() -> Rows:
             async with self._lock:
                 if self._clock() - self._read_at_s >= self._every_s:

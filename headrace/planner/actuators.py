@@ -55,7 +55,6 @@ LEADING = Gauge("headrace_planner_leading", "1 while this process decides")
 
 
 def show(plan: Plan) -> None:
-    """Show a plan."""
     pool = plan.pool
     for role, count in plan.desired.items():
         DESIRED.labels(pool, role).set(count)
@@ -88,8 +87,6 @@ COMMAND_S = 15.0
 
 
 class Starter(Protocol):
-    """Starts workers."""
-
     async def start(self, plan: Plan, role: str) -> str:
         """Start one and return how it is called. Raises CommandError."""
 
@@ -235,7 +232,6 @@ class Actuator:
 
 
 def carried_out(plan: Plan, done: Sequence[Action]) -> Plan:
-    """Return the plan as far as it was carried out."""
     desired = dict(plan.supply)
     for action in done:
         if action.kind == "drain":

@@ -103,7 +103,6 @@ class SpeedCurve:
         return Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=context_s)
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         return {"gram": self._gram.ravel().tolist(), "right": self._right.tolist(), "samples": self.samples}
 
     def load(self, gram: Sequence[float], right: Sequence[float], samples: int) -> bool:
@@ -244,11 +243,9 @@ class StartUps:
         return sorted(self._took)[ceil(0.9 * len(self._took)) - 1]
 
     def asked(self, role: str, *, at: float, count: int = 1) -> None:
-        """Note starts that were asked for."""
         self._asked += [(at, role)] * count
 
     def under_way(self, role: str) -> int:
-        """Return how many starts of a role are on their way."""
         return sum(one[1] == role for one in self._asked)
 
     def see(self, workers: Iterable[WorkerSight], *, at: float) -> None:
@@ -271,7 +268,6 @@ class StartUps:
         self._asked = kept
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         return {
             "took": list(self._took),
             "asked": [list(one) for one in self._asked],
@@ -327,7 +323,6 @@ class SpeedProfile:
         return True
 
     def count(self, role: str) -> int:
-        """Return the steps of a role."""
         return len(self._steps.get(role, ()))
 
     def roles(self) -> dict[str, RoleProfile]:

@@ -340,7 +340,6 @@ _LOGINS = ("planner", "operator")  # the best one first, where the server asks f
 
 
 def add_planner(commands: Any, about: str) -> None:
-    """Add `planner`, `planner replay` and `planner profile`."""
     parser = commands.add_parser(
         "planner",
         help=about,

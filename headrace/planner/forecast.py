@@ -26,8 +26,6 @@ from headrace.config.options import forecaster_names
 
 
 class Forecaster(Protocol):
-    """A model of a series."""
-
     name: str
 
     def update(self, value: float | None) -> None:
@@ -48,8 +46,6 @@ def counted(value: float | None) -> float | None:
 
 
 class LastValue:
-    """The last known value."""
-
     name = "last"
 
     def __init__(self) -> None:
@@ -225,11 +221,9 @@ class ForecastBook:
 
     @property
     def horizon(self) -> int:
-        """Steps that are looked ahead."""
         return self._horizon
 
     def expect(self, confidence: float) -> None:
-        """Change the quantile that is asked for."""
         if confidence != self._confidence:
             self._confidence = confidence
             self._best = None
@@ -338,7 +332,6 @@ def _loss(errors: Sequence[float], confidence: float) -> float:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values, between neighbours by a straight line."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -357,8 +350,6 @@ REFIT = 24  # steps for which a fitted model is applied to what has come since
 
 
 class _Model(Protocol):
-    """The part of a model of statsforecast that is used."""
-
     def fit(self, y: Any) -> object: ...
 
     def forward(self, y: Any, h: int) -> dict[str, Any]: ...

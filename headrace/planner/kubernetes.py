@@ -199,8 +199,6 @@ class _Phase(msgspec.Struct, kw_only=True):
 
 
 class Pod(msgspec.Struct, kw_only=True):
-    """A pod."""
-
     metadata: Meta
     status: _Phase = msgspec.field(default_factory=_Phase)
 
@@ -277,7 +275,6 @@ async def find_scaled(api: KubernetesApi, pool: str, role: str) -> Scaled:
 
 
 async def read_scale(api: KubernetesApi, scaled: Scaled) -> tuple[Scale, list[Pod]]:
-    """Return the scale of an object, and its pods."""
     scale = _as(Scale, await api.get(f"{scaled.path}/scale"))
     selector = quote(scale.status.selector, safe="")
     pods = _as(_Pods, await api.get(f"/api/v1/namespaces/{quote(api.namespace)}/pods?labelSelector={selector}"))
@@ -297,7 +294,6 @@ async def set_cost(api: KubernetesApi, pod: str, cost: str | None) -> None:
 
 
 def staying(pods: Collection[Pod], hosts: Collection[str]) -> list[Pod]:
-    """Return the pods that are workers and stay."""
     return [one for one in pods if one.stays and one.metadata.name in hosts]
 
 

@@ -102,7 +102,6 @@ class DemandSeries:
         return value
 
     def known(self, steps: int) -> list[float]:
-        """Return the known values among the last `steps`."""
         return [value for value in list(self.values)[-steps:] if value is not None]
 
     def dump(self) -> dict[str, object]:
@@ -162,7 +161,6 @@ class RecentRequests:
         return waits[min(len(waits) - 1, int(share * len(waits)))] if len(waits) >= 10 else None
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         return {"lengths": [list(one) for one in self._lengths], "outputs": list(self._outputs)}
 
     def load(self, lengths: Iterable[Sequence[int]], outputs: Iterable[int]) -> None:
@@ -273,7 +271,6 @@ class Rehearsal:
             self.late += arrived
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         flow = [self.workers, self._queue, self._up_s, self._now_s]
         return {"late": self.late, "flow": flow, "starting": list(self._starting)}
 
@@ -305,7 +302,6 @@ class PeakKeeper:
         return MARGIN * max(self._peaks) if self.keeping else 0.0
 
     def note_ended(self, ended: Iterable[OutcomeSight]) -> None:
-        """Count requests that have ended."""
         for one in ended:
             self._ended += 1.0
             self._late += one.ttft_s > self._targets.ttft_s or one.itl_s > self._targets.itl_s
@@ -338,7 +334,6 @@ class PeakKeeper:
         self.keeping = worst > (END if self.keeping else 1.0)
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         return {
             "keeping": self.keeping,
             "peaks": list(self._peaks),
@@ -384,8 +379,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """A number of workers, and what asks for it."""
-
     workers: int
     reason: Reason
 
@@ -459,14 +452,12 @@ class Hysteresis:
         return self.up_s is None or at - self.up_s >= START_UPS * start_s
 
     def went(self, change: int, *, at: float) -> None:
-        """Note that the number was changed."""
         if change > 0:
             self.up_s = at
         elif change < 0:
             self.down_s = at
 
     def dump(self) -> dict[str, object]:
-        """Return what is stored."""
         return {"needs": [list(one) for one in self._needs], "up_s": self.up_s, "down_s": self.down_s}
 
     def load(self, needs: list[list[float]], up_s: float | None, down_s: float | None) -> None:

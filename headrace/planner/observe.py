@@ -232,7 +232,6 @@ class DeploymentWatch:
         self.known: dict[PoolKey, str] = {}  # pools that were seen, and the names of their models
 
     async def start(self) -> None:
-        """Listen from now on."""
         prefix = self._names.prefix
         self._subscriptions = [
             await self._nats.subscribe(f"{prefix}.ev.*", self._on_events),
@@ -242,7 +241,6 @@ class DeploymentWatch:
         await self._last_routed()
 
     async def stop(self) -> None:
-        """Listen no more."""
         for one in self._subscriptions:
             with contextlib.suppress(JetStreamError):
                 await one.unsubscribe()
@@ -455,7 +453,6 @@ def worker_sight(member: WorkerMember, report: LoadReport | None, now: float) ->
 
 
 def step_sights(member: WorkerMember, reports: list[LoadReport]) -> list[StepSight]:
-    """Return the engine steps that reports of a worker tell of."""
     return [
         StepSight(
             step_s=one.step_s,

@@ -147,15 +147,12 @@ _ROUNDING = 1e-9
 
 
 class SharedBudget:
-    """The budget of a deployment."""
-
     def __init__(self, most: float, order: Sequence[str] = ()) -> None:
         """`most`: cost in all, 0 = unlimited. `order`: pools or models, the first one first; others come after them alike."""
         self._most = most or inf
         self._order = {name: place for place, name in enumerate(order)}
 
     def rank(self, plan: Plan) -> int:
-        """Return the place of a pool among the others."""
         return min(self._order.get(plan.pool, len(self._order)), self._order.get(plan.model, len(self._order)))
 
     def divide(self, plans: Sequence[Plan], held: Mapping[str, int]) -> list[Plan]:
@@ -181,7 +178,6 @@ def _price(plan: Plan) -> float:
 
 
 def _with_starts(plan: Plan, starts: int) -> Plan:
-    """Return a plan with only its first starts."""
     kept, desired = [], dict(plan.desired)
     for action in plan.actions:
         if action.kind != "start":

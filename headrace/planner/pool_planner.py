@@ -70,8 +70,6 @@ class RoleChoice(msgspec.Struct, frozen=True):
 
 
 class PoolPlanner:
-    """The planner of one (model, pool)."""
-
     def __init__(self, settings: PlannerSettings, *, profile: dict[str, Speed] | None = None) -> None:
         """`profile`: measured speeds by role, which seed the curves. Raises SettingsError for a forecaster that is missing."""
         self.settings = settings
@@ -318,8 +316,6 @@ VERSION = 1
 
 
 class Stored(msgspec.Struct, kw_only=True):
-    """The stored form."""
-
     version: int
     model: str
     pool: str

@@ -42,7 +42,6 @@ class DesiredPage:
         self._plans: dict[str, Plan] = {}
 
     def put(self, plans: Iterable[Plan]) -> None:
-        """Replace the plans of these pools."""
         self._plans = {**self._plans, **{plan.pool: plan for plan in plans}}
 
     def answer(self, path: str) -> tuple[int, Any]:
@@ -74,7 +73,6 @@ def _row(plan: Plan) -> dict[str, Any]:
 
 
 def page_app(page: DesiredPage, state: PartState) -> Callable[..., Iterable[bytes]]:
-    """Return the WSGI application: the page, and the probes of the process."""
     probes = probe_app(state)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

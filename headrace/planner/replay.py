@@ -78,7 +78,6 @@ class Engine:
 
     @property
     def held(self) -> int:
-        """Requests that it has."""
         return len(self.running) + len(self.prefills) + (len(self.step[3]) if self.step is not None else 0)
 
     def has_room(self, now_s: float) -> bool:
@@ -88,7 +87,6 @@ class Engine:
         return sum(one.left for one in self.prefills) < STEP_TOKENS
 
     def take(self, request: Request, now_s: float) -> None:
-        """Start a request."""
         request.placed_s, request.left = now_s, max(1, request.uncached)
         self.prefills.append(request)
 
@@ -113,7 +111,6 @@ class Engine:
         return now_s + took_s
 
     def finish(self) -> list[Request]:
-        """End the step and return the requests that have ended with it."""
         if self.step is None:
             return []
         _, end_s, decoded, prefilled = self.step
@@ -139,8 +136,6 @@ AFTER_S = 3600.0  # after the last arrival; what has not ended then, never does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
-    """The machines of the replay."""
-
     speed: Speed
     slots: int = 64
     start_s: float = 60.0
@@ -162,7 +157,6 @@ class Outcome:
 
     @property
     def failed(self) -> int:
-        """Requests that had no end."""
         return sum(one.end_s is None for one in self.requests)
 
     def attained(self, *, ttft_s: float, itl_s: float) -> float:

@@ -100,7 +100,6 @@ class Provisioner:
         _log.info("up.provisioned")
 
     async def stop(self) -> None:
-        """Close the connection, which ends what is still being made."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

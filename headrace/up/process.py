@@ -48,7 +48,6 @@ class Lines:
         return _texts(whole)
 
     def end(self) -> list[str]:
-        """Return the last line, if it has no end."""
         rest, self._rest = self._rest, b""
         return _texts(rest)
 
@@ -88,7 +87,6 @@ class PartOutput(asyncio.Protocol):
             self.ended.set_result(None)
 
     def close(self) -> None:
-        """Read no more."""
         if self._transport is not None:
             self._transport.close()
 

@@ -156,7 +156,6 @@ async def _revoke(bucket: Bucket, key: str) -> bool:
 
 
 def _named(key: str) -> dict[str, str]:
-    """Return what a key says of its holder: kind and id, and the pool where there is one."""
     kind, *pool, holder = key.split(".", 2)
     return {kind: holder, **({"pool": pool[0]} if pool else {})}
 

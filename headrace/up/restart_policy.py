@@ -109,7 +109,6 @@ class ManagedProcess:
 
     @property
     def serves(self) -> bool:
-        """Return True for a worker that answers requests."""
         return self.role not in ("", "prefill", "encode")
 
     async def turn(self, answering: asyncio.Event, *, timeout_s: float) -> None:
@@ -125,7 +124,6 @@ class ManagedProcess:
 
 
 async def first_of(*events: asyncio.Event, timeout_s: float | None) -> None:
-    """Wait until one of the events is set, or the timeout."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

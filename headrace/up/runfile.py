@@ -74,7 +74,6 @@ class RunningDeployment:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Return host and port of a server, as far as the URL says them."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     try:
         port = parts.port

@@ -69,12 +69,10 @@ class ServerLogins:
 
     @property
     def by_role(self) -> bool:
-        """True if each role has a login of its own."""
         return self._kind == "roles"
 
     @property
     def subjects(self) -> Subjects:
-        """The names of the deployment."""
         return subjects(self._settings)
 
     def server_config(self) -> str:
@@ -148,7 +146,6 @@ class ServerLogins:
         return self.context(OPERATOR) if self._kind != "none" else None
 
     def frontend(self) -> dict[str, str]:
-        """Return the variables that give a frontend its login."""
         return self.variables(Login("ingress"))
 
     def router(self) -> dict[str, str]:
@@ -156,15 +153,12 @@ class ServerLogins:
         return self.variables(Login("router"))
 
     def worker(self, pool: Settings) -> dict[str, str]:
-        """Return the variables that give a worker of a pool the login of its pool."""
         return self.variables(worker_login(pool))
 
     def variables(self, login: Login) -> dict[str, str]:
-        """Return the variables that give a part a login."""
         return {VARIABLE: self.context(login)} if self._kind != "none" else {}
 
     def context(self, login: Login) -> str:
-        """Return the path of the context of a login, or of the only one."""
         from headrace.jetstream.logins.nkey_logins import CONTEXT
 
         return str(self._folder / ((login.name if self.by_role else ONE_LOGIN) + CONTEXT))
@@ -176,7 +170,6 @@ class ServerLogins:
 
 
 def tls_files(settings: Settings) -> dict[str, str]:
-    """Return the TLS files of the settings as a context names them."""
     given = {name: settings[f"nats.tls_{name}"] for name in ("ca", "cert", "key")}
     return {name: str(Path(path).expanduser().absolute()) for name, path in given.items() if path}
 
@@ -208,8 +201,6 @@ _LONGEST_S = 15.0  # until a new login is let in; a server that was just killed 
 
 
 class WorkerLogins:
-    """The logins of the workers that run now."""
-
     def __init__(self, logins: ServerLogins, server: EmbeddedServer | None, apply: Callable[[], None]) -> None:
         """`apply` puts the users of `logins` into the configuration of the server."""
         self._logins = logins

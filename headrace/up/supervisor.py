@@ -130,7 +130,6 @@ class Supervisor:
     # -- parts ---------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, part: ManagedProcess) -> None:
-        """Keep the part running until the restart policy leaves it."""
         try:
             if not await self._may_start(part):
                 return
@@ -155,7 +154,6 @@ class Supervisor:
             part.ended.set()
 
     async def _may_start(self, part: ManagedProcess) -> bool:
-        """Wait for what the part needs. Returns False when the part is to stop before that."""
         if part in self._parts.workers:
             await first_of(part.stop_asked, self._model_ready, timeout_s=None)
         await part.turn(self._answering, timeout_s=self._settings["worker.start_timeout_s"])
@@ -256,7 +254,6 @@ class Supervisor:
         await part.ended.wait()
 
     def _insist(self) -> None:
-        """Kill all parts, after the second Ctrl-C."""
         self._insisted = True
         _log.warning("up.killing")
         for part in self._parts:
@@ -281,7 +278,6 @@ class Supervisor:
         return worker_control(socket_of(self._data_dir), start)
 
     async def _keep_added(self, part: ManagedProcess) -> None:
-        """Keep a worker that was added, and forget it when it has left."""
         await self._keep(part)
         self._parts = replace(self._parts, workers=tuple(one for one in self._parts.workers if one is not part))
         self._publish_state()
@@ -328,7 +324,6 @@ class Supervisor:
         await say_ready(self._host, self._port, tls=self._tls, models=models, after_s=after_s, console=link)
 
     def _say_who_answers(self) -> None:
-        """Say that a worker has to join where none that answers requests is started here."""
         if any(worker.serves for worker in self._parts.workers):
             return
         address = f" --nats {self._nats.url} --data-dir {self._data_dir}" if self._nats.url else ""  # its login is there

@@ -137,8 +137,6 @@ _NATS = "nats-server"
 
 
 class Style(NamedTuple):
-    """Abilities of a terminal."""
-
     colour: bool = False
     unicode: bool = True
 
@@ -282,7 +280,6 @@ class ShortView:
 
 
 def _told(event: Mapping[str, Any]) -> str:
-    """Return the name of the part that an event is about."""
     name = str(event.get("part", "?"))
     return _NATS if name == "nats" else name
 

@@ -165,7 +165,6 @@ def plan_worker(
 
 
 def _slug(pool: str) -> str:
-    """Return the name of a pool as the names of its workers begin."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", pool).strip("-") or "pool"
 
 
@@ -185,7 +184,6 @@ def _elastic(settings: Settings, role: str) -> list[str]:
 
 
 def _embeddings(settings: Settings, role: str) -> list[str]:
-    """Return what makes a worker take embeddings from the encode workers beside it."""
     if not settings["up.encode_workers"]:
         return []
     argument, roles = _TAKES_EMBEDDINGS[settings["worker.engine"]]
