@@ -79,7 +79,6 @@ class Work:
 
 
 def until(asked: Sequence[bytes], end_s: float) -> Iterator[bytes]:
-    """Yield bodies until the time is over."""
     for body in asked:
         if time.perf_counter() >= end_s:
             return
@@ -215,7 +214,6 @@ Peers are downloaded from the package index that pip uses: Dynamo with PyTorch s
 
 
 def add_compare(actions: Any) -> None:
-    """Add `headrace bench compare` to the command line."""
     parser = actions.add_parser(
         "compare",
         help="measure Headrace beside other servers and gateways, and print the ratios",
@@ -306,7 +304,6 @@ def _say(line: str) -> None:
 
 
 def add_bench(commands: Any, about: str) -> None:
-    """Add `headrace bench` and its actions."""
     actions = add_group(commands, "bench", about=about)
     add_serve(actions)
     add_compare(actions)

@@ -313,7 +313,6 @@ async def run_at(
 
 
 async def _ask(connection: StreamConnection, ask: bytes, path: str) -> bool:
-    """Send a request and wait for its end. Returns whether the connection can be used again."""
     await connection.send(ask, path)
     return connection.answered
 

@@ -142,8 +142,6 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
-    """CPU and memory of a process while the requests ran."""
-
     cores: float
     us_per_request: float
     rss_mib: float
@@ -208,7 +206,6 @@ def make_report(
 
 
 def render(report: ServeReport) -> str:
-    """Return the report as text for a terminal."""
     lines = [
         ", ".join(f"{name} {value}" for name, value in report.conditions.items()),
         f"{report.ok} answered, {report.failed} failed in {report.seconds:.1f} s",
@@ -243,7 +240,6 @@ Any server with OpenAI's streamed chats can be asked. CPU and memory are those o
 
 
 def add_serve(actions: Any) -> None:
-    """Add `headrace bench serve` to the command line."""
     parser = actions.add_parser(
         "serve",
         help="ask a running server, and report latencies, CPU and memory",
@@ -348,7 +344,6 @@ def _first_model(url: str, key: str) -> str:
 
 
 def _processes(data_dir: Path) -> dict[str, int]:
-    """Return the processes of the `headrace up` of this data folder, if one runs here, by name."""
     running = read_run_file(data_dir.resolve())
     return processes_of(data_dir, running.pid) if running is not None and running.alive else {}
 

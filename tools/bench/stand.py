@@ -95,7 +95,6 @@ class MockConnection(asyncio.Protocol):
 
 
 async def serve(port: int) -> asyncio.Server:
-    """Listen on 127.0.0.1."""
     return await asyncio.get_running_loop().create_server(MockConnection, "127.0.0.1", port)
 
 
@@ -157,7 +156,6 @@ class Peer:
     version: str = ""
 
     def launch(self, places: Places) -> Launch:
-        """Return what is started."""
         return _LAUNCHES[self.name](places)
 
 
@@ -263,7 +261,6 @@ class NotInstalled(Exception):
 
 
 def python_of(folder: Path) -> Path:
-    """Return the interpreter of an environment."""
     return folder / "bin" / "python"
 
 
@@ -375,7 +372,6 @@ def rss_mib(pids: set[int]) -> float:
 
 
 def wait_until(ready: Callable[[], bool], timeout_s: float, roots: Sequence[int]) -> bool:
-    """Ask `ready()` until it is true. Returns False when the time is over or one of the processes has ended."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if ready():
@@ -408,7 +404,6 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

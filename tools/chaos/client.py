@@ -29,8 +29,6 @@ class Cut(Exception):
 
 
 class Response:
-    """The head of a response, and its body as it arrives."""
-
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -243,8 +241,6 @@ _CRASHED = "crashed"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The name and the listening address of a frontend."""
-
     name: str
     host: str
     port: int
@@ -271,7 +267,6 @@ class LedgerClient:
         self._avoid_until_s: dict[str, float] = {}
 
     def stop(self) -> None:
-        """Send no more requests. Open requests go on to their end."""
         self._stopping.set()
 
     async def run(self, clients: int) -> None:
@@ -377,7 +372,6 @@ class StreamChecker:
         return None
 
     def ended(self) -> Ended:
-        """Return the verdict on the answer, after its last event."""
         choices = [
             {"index": i, "text": text, "finish_reason": finish}
             for i, (text, finish) in enumerate(zip(self._texts, self._finishes, strict=True))
@@ -422,7 +416,6 @@ def refusal(status: int, headers: dict[str, str], body: bytes) -> Ended:
 
 
 def classify_late_error(error: dict[str, Any]) -> Ended:
-    """Classify an error event after the first tokens."""
     code = error.get("code")
     detail = f"after the first tokens, {code}: {error.get('message')}"
     if code == _CODE_POISON:

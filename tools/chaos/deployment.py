@@ -82,7 +82,6 @@ class Process:
 
     @property
     def can_be_hurt(self) -> bool:
-        """Return whether the process runs and no fault is being made to it."""
         return self.child is not None and not (self.frozen or self.leaving or self.cut)
 
 

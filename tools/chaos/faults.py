@@ -175,7 +175,6 @@ class HostStalls:
         self._clock = clock
 
     async def run(self) -> None:
-        """Measure until cancelled."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._watch_self())
             both.create_task(self._watch_server())

@@ -14,8 +14,6 @@ from headrace.tools.chaos.questions import TOOL, ApiQuestion
 
 
 class Outcome(StrEnum):
-    """The end of a request."""
-
     OPEN = "open"
     ANSWERED = "answered"  # once, and exactly right
     CANCELLED = "cancelled"  # by its client, on purpose; the answer was right so far
@@ -41,8 +39,6 @@ PIECE = 24  # characters
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a request, and its details in words."""
-
     outcome: Outcome
     detail: str = ""
 
@@ -143,7 +139,6 @@ class Ledger:
         return Counter(entry.outcome for entry in self.entries)
 
     def broken(self) -> list[LedgerEntry]:
-        """Return the requests whose end breaks a promise."""
         return [entry for entry in self.entries if not self._allowed(entry)]
 
     def _allowed(self, entry: LedgerEntry) -> bool:
@@ -274,7 +269,6 @@ class AnswerChecker:
     # -- whole answers -----------------------------------------------------------------------------------------------
 
     def check_whole(self, answer: dict[str, Any]) -> Ended:
-        """Check an answer that was not streamed."""
         if "choices" in answer:
             for choice in answer["choices"]:
                 self._choice(choice.get("message", choice), choice)
@@ -321,7 +315,6 @@ class AnswerChecker:
         return self._find_divergence(sure=False)
 
     def ended(self) -> Ended:
-        """Return the verdict on the answer, after its last event."""
         if (wrong := self._find_divergence(sure=False)) is not None:
             return wrong
         for part, text in self._expected().items():

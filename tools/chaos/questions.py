@@ -79,7 +79,6 @@ class ApiQuestion:
 
     @property
     def finish(self) -> str:
-        """Return the expected finish reason, in the API's words."""
         if self.api == "messages":
             return "tool_use" if self.calls else "end_turn"
         if self.api == "responses":
@@ -87,7 +86,6 @@ class ApiQuestion:
         return "tool_calls" if self.calls else "stop"
 
     def body(self, model: str) -> dict[str, Any]:
-        """Return the request body."""
         body: dict[str, Any] = {"model": model, "stream": self.stream, "temperature": 0}
         if self.api == "completions":
             return {
@@ -197,7 +195,6 @@ class Question:
     path = "/v1/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """Return the request body."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": list(self.prompt),
@@ -217,7 +214,6 @@ class Question:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Return the expected text of each choice."""
         return tuple(
             expected_text(self.prompt, self.max_tokens, stop=self._stops, sampling=self._sampling(n))
             for n in range(self.choices)
@@ -225,7 +221,6 @@ class Question:
 
     @cached_property
     def finishes(self) -> tuple[str, ...]:
-        """Return the expected finish reason of each choice."""
         if self.stop is None:
             return ("length",) * self.choices
         whole = (expected_text(self.prompt, self.max_tokens, sampling=self._sampling(n)) for n in range(self.choices))

@@ -117,7 +117,6 @@ class ChaosReport:
 
 
 def render(report: ChaosReport) -> str:
-    """Render the report as text."""
     data = report.as_data()
     counts = data["outcomes"]
     rows = [["faults", ""]] + [[f"  {kind}", str(count)] for kind, count in data["faults"].items()]
@@ -284,7 +283,6 @@ exit codes: 0 every promise was kept, 1 one was broken (the report names it, and
 
 
 def add_chaos(commands: Any, about: str) -> None:
-    """Add `headrace chaos`."""
     chaos = commands.add_parser(
         "chaos",
         help=about,

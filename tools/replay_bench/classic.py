@@ -83,8 +83,6 @@ WIDE_SWEEP = tuple(ClassicWeights(scale=scale, credit=credit) for scale in SCALE
 
 @dataclass(slots=True)
 class _Load:
-    """The requests that were sent to a worker and have not ended."""
-
     prefill_tokens: int = 0
     blocks: Counter[int] = field(default_factory=Counter)  # block → requests that use it
     others: int = 0  # blocks of requests whose hashes are not known here
@@ -92,8 +90,6 @@ class _Load:
 
 @dataclass(slots=True)
 class _Active:
-    """A request on a worker."""
-
     worker: str
     uncached: int  # 0 once prefilled
     chain: tuple[int, ...] = ()
@@ -177,7 +173,6 @@ class Classic:
         )
 
     def choose(self, request: Waiting, held: Mapping[str, int]) -> str:
-        """Choose the worker, of which each has so many leading blocks of the prompt."""
         best: list[str] = []
         lowest = float("inf")
         for worker, load in self._workers.items():

@@ -38,7 +38,6 @@ what is modelled and what the columns mean."""
 
 
 def add_replay(actions: Any) -> None:
-    """Add `headrace bench replay` to the command line."""
     parser = actions.add_parser(
         "replay",
         help="replay a trace through the router over simulated workers, in virtual time",

@@ -37,7 +37,6 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def tokens_of(block: int, size: int, mark: int = 0) -> list[int]:
-    """Spell a block as tokens, one to one."""
     return [*((block >> 7 * n) & 127 for n in range(DIGITS)), mark, *[0] * (size - DIGITS - 1)]
 
 

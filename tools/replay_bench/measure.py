@@ -118,7 +118,6 @@ def summarise(
 
 
 def hit_rate(jobs: Sequence[ReplayJob]) -> float:
-    """Compute the blocks found in the cache, as part of all blocks."""
     return _ratio(sum(j.cached_blocks for j in jobs), sum(len(j.request.chain) for j in jobs))
 
 

@@ -88,7 +88,6 @@ class DynamoCore:
             self._send()
 
     def select(self, **request: object) -> Mapping[str, Any]:
-        """Ask for a decision."""
         self.tell("select", **request)
         self._send()
         line = bytearray()
@@ -106,12 +105,10 @@ class DynamoCore:
         return answer
 
     def note(self, **agrees: bool) -> None:
-        """Note in what a decision agrees with `classic`."""
         for name, agreed in agrees.items():
             self._counts[name] += agreed
 
     def facts(self) -> DynamoFacts:
-        """Sum up all decisions so far."""
         took = sorted(self._took)
         return DynamoFacts(decisions=len(took), took_s=took[len(took) // 2] if took else 0.0, **self._counts)
 

@@ -38,8 +38,6 @@ LOWEST_RATE, HIGHEST_RATE = 1 / 64, 64.0  # a knee is searched between these
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPool:
-    """A trace, and the pool that it is replayed on."""
-
     trace: Trace
     workers: int
     model: EngineModel

@@ -27,8 +27,6 @@ from headrace.tools.replay_bench.trace import Ceiling, Trace
 
 
 class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the trace."""
-
     name: str
     requests: int
     duration_s: float
@@ -65,8 +63,6 @@ class KneeFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pool, and everything measured on it."""
-
     workers: int
     blocks: int
     routers: int
@@ -78,8 +74,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that one command has measured."""
-
     trace: TraceFacts
     seed: int
     scenarios: list[Scenario]
@@ -216,7 +210,6 @@ _TENANT = ("TENANT", "WEIGHT", "REQUESTS", "TOKENS", "TTFT p90", "WINDOWS", "SHA
 
 
 def render(report: ReplayReport) -> str:
-    """Render all scenarios, one after the other."""
     t = report.trace
     what = f"{t.name}: {t.requests} requests in {t.duration_s:.0f} s ({t.requests_per_s:.2f}/s)"
     each = f"{t.mean_tokens:.0f} prompt and {t.mean_output:.0f} output tokens on average"

@@ -27,8 +27,6 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """A request of a trace. `at_s` counts from the first request."""
-
     at_s: float
     tokens: int
     output: int
@@ -40,8 +38,6 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their arrival."""
-
     name: str
     requests: tuple[TraceRequest, ...]
 
@@ -189,7 +185,6 @@ class Ceiling:
 
 
 def ceiling(trace: Trace, *, pooled_blocks: int) -> Ceiling:
-    """Compute the ceiling of a trace."""
     return Ceiling(infinite=_infinite_rate(trace), pooled=lru_rate(trace, blocks=pooled_blocks), pooled_blocks=pooled_blocks)
 
 

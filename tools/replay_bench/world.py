@@ -29,7 +29,6 @@ MOST_HASHES = 512  # in one `placed` event
 
 
 def worker_name(index: int) -> str:
-    """Name the worker with this place in the pool."""
     return f"worker-{index}"
 
 
@@ -93,7 +92,6 @@ def placed_event(placement: Placement, by: str) -> JobEvent:
 
 
 def load_report(engine: ModelledEngine, worker: str, *, n: int, now_s: float) -> LoadReport:
-    """Report the load of an engine as its worker would."""
     return LoadReport(
         worker=worker,
         epoch=1,
@@ -111,7 +109,6 @@ def load_report(engine: ModelledEngine, worker: str, *, n: int, now_s: float) ->
 
 
 def apply_changes(view: CacheView, worker: str, *, stored: Sequence[int], removed: Sequence[int], now_s: float) -> None:
-    """Apply the cache changes of one step."""
     view.apply(
         worker,
         removed={"device": removed} if removed else {},
@@ -121,7 +118,6 @@ def apply_changes(view: CacheView, worker: str, *, stored: Sequence[int], remove
 
 
 def job_index(request: Waiting) -> int:
-    """Return the place of the request in its trace."""
     return int(request.id)
 
 
@@ -142,8 +138,6 @@ class Delays:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayOutcome:
-    """The outcome of a request, beside its job."""
-
     job: ReplayJob
     router: int = -1
     placed_s: float = -1.0
@@ -156,8 +150,6 @@ class ReplayOutcome:
 
 @dataclass(slots=True)
 class _Clocked:
-    """A router in the world."""
-
     router: Router
     dirty: bool = False
     wake_s: float = float("inf")
@@ -166,8 +158,6 @@ class _Clocked:
 
 @dataclass(slots=True)
 class _Reporting:
-    """The state of a worker's load reports."""
-
     n: int = 0
     last_s: float = float("-inf")
     due: bool = False  # a report is on the way
@@ -370,7 +360,6 @@ class World:
         self._send_report(engine)
 
     def _report(self, engine: ModelledEngine) -> None:
-        """Send the heartbeat report."""
         reporting = self._reporting[engine.index]
         if self._now_s - reporting.last_s >= self.delays.heartbeat_s - 1e-9:
             self._send_report(engine)
