@@ -1,7 +1,7 @@
 """The common fields of chat and completions requests.
 
-Names, types and ranges are OpenAI's, plus the additions of vLLM's server. Unknown fields are ignored. Ranges are part of the
-types, so that one decode checks them and names the parameter, and `/openapi.json` shows them.
+Names, types and ranges are OpenAI's, plus the additions of vLLM's server. Unknown fields are ignored and reported. Ranges are
+part of the types, so that one decode checks them and names the parameter, and `/openapi.json` shows them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ import msgspec
 from msgspec import Meta
 
 MAX_LOGPROBS = 20
+
+HINTS = (  # to OpenAI's service and vLLM's server, and without effect here
+    *("prediction", "verbosity", "safety_identifier", "moderation"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("stream_interval", "early_stopping", "length_penalty", "guided_decoding_backend", "return_token_offsets"),
+    *("mm_payload", "return_mm_kwargs", "routed_experts_prompt_start"),
+)
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]

@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from headrace.frontend.anthropic.schema import AnthropicForm, CountRequest, MessagesRequest, PromptFields, TokenCount
+from headrace.frontend.anthropic.schema import HINTS, AnthropicForm, CountRequest, MessagesRequest, PromptFields, TokenCount
 from headrace.frontend.anthropic.translate import chat_request, has_inline_system
 from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
 from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.generation.plan import GenerationPlan, Plan
 from headrace.frontend.generation.sse import StreamWriter, WholeWriter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import HttpExchange, shown_id
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
 from headrace.frontend.ports import Served
@@ -23,7 +23,7 @@ from headrace.frontend.settings import FrontendSettings
 
 REQUEST_ID = b"request-id"  # the header that Anthropic's clients read
 
-_decoder = msgspec.json.Decoder(MessagesRequest)
+_decoder = ReportingDecoder(MessagesRequest, HINTS)
 _counted = msgspec.json.Decoder(CountRequest)
 
 

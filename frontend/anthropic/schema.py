@@ -21,6 +21,11 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "ref
 
 LEAST_BUDGET = 1024
 
+HINTS = (  # without effect
+    *("cache_control", "context_management", "diagnostics", "speed"),
+    *("inference_geo", "user_profile_id", "workspace_id"),
+)
+
 
 class MessageIn(msgspec.Struct, kw_only=True):
     """A turn of the conversation."""

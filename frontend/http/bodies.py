@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
+import structlog
 
 from headrace.frontend.errors import BadRequest, BodiesFull, MalformedBody
 from headrace.frontend.settings import FrontendSettings
@@ -150,8 +151,14 @@ class BodyShare:
 # Decodes the JSON of a request body into a typed request, or raises an error that names the parameter.
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S", bound=msgspec.Struct)
 
+MOST_NAMES = 256  # of fields that one API reports, as clients choose them
+_NAME_CHARS = 64
 _SLICE = 1 << 16
+
+log = structlog.get_logger()
 
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`\Z")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
@@ -163,14 +170,54 @@ def _decoder_thread() -> Executor:
     return ThreadPoolExecutor(1, thread_name_prefix="decode")
 
 
-async def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+class Decoder(Protocol[T_co]):
+    """Decodes JSON. Raises as one of msgspec."""
+
+    def decode(self, body: bytes, /) -> T_co: ...
+
+
+class ReportingDecoder(Generic[S]):
+    """Ignores fields of a request that its type has not, and reports each name once.
+
+    Requests are decoded by a type that forbids other fields, so that only those that have some are decoded a second time.
+    """
+
+    def __init__(self, kind: type[S], hints: Iterable[str] = ()) -> None:
+        """`hints` are fields that are known and ignored."""
+        known = [(name, Any, None) for name in hints]
+        strict = msgspec.defstruct(kind.__name__, known, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+        self._strict = msgspec.json.Decoder(strict)
+        self._names = frozenset(strict.__struct_encode_fields__)
+        self._lenient = msgspec.json.Decoder(kind)
+        self._reported: set[str] = set()
+
+    def decode(self, body: bytes, /) -> S:
+        try:
+            return cast("S", self._strict.decode(body))
+        except msgspec.ValidationError as error:
+            if not str(error).startswith("Object contains unknown field"):
+                raise
+        request = self._lenient.decode(body)
+        if len(self._reported) < MOST_NAMES:
+            names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - self._names
+            self._report({name[:_NAME_CHARS] for name in names})  # a client may send long ones, which would be kept
+        return request
+
+    def _report(self, names: set[str]) -> None:
+        new = sorted(names - self._reported)[: MOST_NAMES - len(self._reported)]
+        if new:
+            self._reported.update(new)
+            log.info("request.fields_ignored", fields=new)
+
+
+async def decode_request(decoder: Decoder[T], body: bytes) -> T:
     """Call `decode_body`, in a thread if the body is long, one body after the other. Raises as `decode_body`."""
     if len(body) <= INLINE_BYTES:
         return decode_body(decoder, body)
     return await asyncio.get_running_loop().run_in_executor(_decoder_thread(), decode_body, decoder, body)
 
 
-def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode_body(decoder: Decoder[T], body: bytes) -> T:
     """Decode a body. Raises MalformedBody (not JSON) or BadRequest (wrong type, out of range, missing) with `param` set."""
     try:
         return decoder.decode(body)

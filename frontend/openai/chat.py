@@ -12,7 +12,7 @@ import structlog
 from headrace.broker.codec import unpack_u32
 from headrace.broker.messages.requests import Parsing
 from headrace.frontend.answer_schema import ChatRecord
-from headrace.frontend.chat_schema import ChatRequest, GenerationRequest, Message
+from headrace.frontend.chat_schema import HINTS, ChatRequest, GenerationRequest, Message
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.content_blocks import INPUT, ParsedWriter
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation, tenant_of
@@ -27,7 +27,7 @@ from headrace.frontend.generation.sse import (
     WholeWriter,
 )
 from headrace.frontend.generation.unary import EchoWriter, StoringStream, StoringWhole, UnaryWriter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import HttpExchange, log_ids
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.metrics import Metrics
@@ -48,6 +48,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     id_prefix: str
     at_most: int | None = None  # tokens per choice; unlike `max_tokens` it may exceed the room that the context leaves
     by_token: bool = False  # parse the answer token by token even if it is not streamed, to know which token has which text
+    planned_again: bool = False  # a job will make the answer, and its carrier counts the tools that are not offered
 
 
 class ChatAdapter(Protocol):
@@ -230,7 +231,7 @@ def _per_choice(values: Sequence[T], choices: int) -> list[T]:
 
 NOT_OFFERED = b"headrace-tools-not-offered"
 
-_decoder = msgspec.json.Decoder(ChatRequest)
+_decoder = ReportingDecoder(ChatRequest, HINTS)
 
 
 class ChatApi:
@@ -348,12 +349,13 @@ class ChatApi:
         )
         plan = plan_generation(request, exchange, model, self._settings, generation)
         if toolbox.not_offered:
-            self._report(toolbox.not_offered, exchange)
+            exchange.more_headers.append((NOT_OFFERED, ", ".join(toolbox.not_offered).encode()))
+            if not options.planned_again:
+                self._report(toolbox.not_offered, exchange)
         return plan
 
     def _report(self, not_offered: Sequence[str], exchange: HttpExchange) -> None:
         """Report the types of tools that nothing here runs, so that the model was not shown them."""
-        exchange.more_headers.append((NOT_OFFERED, ", ".join(not_offered).encode()))
         for kind in not_offered:
             self._metrics.not_offered.labels(kind).inc()
         log.info("tools.not_offered", types=not_offered, **log_ids(exchange.scope))

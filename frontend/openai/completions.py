@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-import msgspec
-
-from headrace.frontend.chat_schema import DEFAULT_MAX_TOKENS, CompletionRequest
+from headrace.frontend.chat_schema import DEFAULT_MAX_TOKENS, HINTS, CompletionRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import GenerationOptions, Plan, plan_generation
 from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
 from headrace.frontend.generation.sse import COMPLETION_EVENTS
-from headrace.frontend.http.bodies import decode_request, kinds_of
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, kinds_of
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.openai.chat import answer_writer, whole_writer
@@ -20,7 +18,7 @@ from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
 from headrace.frontend.settings import FrontendSettings
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
+_decoder = ReportingDecoder(CompletionRequest, HINTS)
 
 
 class CompletionApi:

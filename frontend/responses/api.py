@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from headrace.frontend.chat_schema import ChatRequest, JsonSchema, Message, Resp
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
 from headrace.frontend.generation.plan import GenerationPlan, Plan, tenant_of
 from headrace.frontend.generation.sse import LogprobWriter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.metrics import Metrics
@@ -37,7 +37,7 @@ from headrace.frontend.responses.items import (
     packed_items,
 )
 from headrace.frontend.responses.items import Item as RequestItem
-from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
+from headrace.frontend.responses.schema import HINTS, ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
 from headrace.frontend.responses.stored import (
     END,
     PACKING_RATIO,
@@ -107,13 +107,19 @@ def messages_of(
     builder = MessageBuilder(toolset)
     if instructions:
         builder.instruct(instructions)
-    for item in before:
-        builder.add(item, "previous_response_id")
-    for i, item in enumerate(items):
-        builder.add(item, f"input[{i}]")
+    for item, where in placed(before, items):
+        builder.add(item, where)
     if not builder.messages:
         raise BadRequest("input must not be empty", param="input")
     return builder.messages
+
+
+def placed(before: Iterable[RequestItem], items: Items) -> Iterator[tuple[RequestItem, str]]:
+    """Yield the items of earlier turns and those of a request, each with its path for errors."""
+    for item in before:
+        yield item, "previous_response_id"
+    for i, item in enumerate(items):
+        yield item, f"input[{i}]"
 
 
 def continues(items: Items) -> bool:
@@ -200,7 +206,7 @@ def _format(text: TextFormat) -> ResponseFormat | None:
 
 log = structlog.get_logger()
 
-_decoder = msgspec.json.Decoder(ResponsesRequest)
+_decoder = ReportingDecoder(ResponsesRequest, HINTS)
 _counted = msgspec.json.Decoder(InputTokensRequest)
 
 
@@ -248,6 +254,7 @@ class ResponsesApi:
             id_prefix=RESPONSE_PREFIX,
             at_most=request.max_output_tokens,
             by_token=bool(chat.logprobs or request.background),
+            planned_again=bool(request.background) and not exchange.durable,
         )
         planned = await self._plan(chat, exchange, options)
         sampling = planned.jobs[0].generation.sampling
@@ -298,7 +305,7 @@ class ResponsesApi:
     def _chat_of(
         self, request: ResponsesRequest | InputTokensRequest, before: Sequence[Item], items: Items
     ) -> tuple[ChatRequest, Toolset]:
-        toolset = toolset_of(request.tools, [*before, *items], refuse_hosted=self._refuse_hosted)
+        toolset = toolset_of(request.tools, placed(before, items), refuse_hosted=self._refuse_hosted)
         messages = messages_of(request.instructions, before, items, toolset)
         return chat_request(request, messages, toolset, go_on=continues(items)), toolset
 

@@ -147,10 +147,10 @@ class MessageBuilder:
         elif kind == "tool_search_call":
             self._search(item, where)
         elif kind == "tool_search_output":
-            found = toolset_of((), [item]).offers
+            found = toolset_of((), [(item, where)]).offers
             self._result(item, where, json.dumps({"tools": [self._toolset.offered(name, space) for space, name in found]}))
         elif kind == "additional_tools":
-            toolset_of((), [item])
+            toolset_of((), [(item, where)])
         elif kind == "reasoning":
             self._reasoning(item, where)
         elif kind == "compaction":

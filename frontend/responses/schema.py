@@ -27,6 +27,8 @@ from headrace.frontend.chat_schema import (
 
 Items = list[dict[str, Any]]
 
+HINTS = ("client_metadata", "prompt_cache_options", "moderation", "background_options", "access_programs", "image")  # no effect
+
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The format of the answer's text."""

@@ -87,8 +87,8 @@ def flat_name(namespace: str, name: str, salt: int = 0) -> str:
     return f"{flat[: MAX_NAME - 1 - len(digest)]}_{digest}"
 
 
-def toolset_of(given: Sequence[Item] | None, items: Iterable[Item] = (), *, refuse_hosted: bool = False) -> Toolset:
-    """Return the tools of a request and those that items of its conversation add. Raises BadRequest with a path."""
+def toolset_of(given: Sequence[Item] | None, items: Iterable[tuple[Item, str]] = (), *, refuse_hosted: bool = False) -> Toolset:
+    """Return the tools of a request and those that items of its conversation, with their paths, add. Raises BadRequest."""
     hosted: list[Tool] = []
     own: list[_Described] = []
     for i, tool in enumerate(given or ()):
@@ -99,10 +99,10 @@ def toolset_of(given: Sequence[Item] | None, items: Iterable[Item] = (), *, refu
             raise BadRequest(f"{each.where}: another tool has the name {each.tool.name[:100]!r}", param=each.where)
         keys.add(each.key)
     added: dict[tuple[str | None, str], _Described] = {}
-    for item in items:
-        if (kind := item.get("type")) in _ADDING:
-            for i, tool in enumerate(list_at(item.get("tools") or (), f"{kind}.tools")):
-                found = _described(tool, f"{kind}.tools[{i}]", hosted, refuse_hosted)
+    for item, where in items:
+        if item.get("type") in _ADDING:
+            for i, tool in enumerate(list_at(item.get("tools") or (), f"{where}.tools")):
+                found = _described(tool, f"{where}.tools[{i}]", hosted, refuse_hosted)
                 added |= {each.key: each for each in found if each.key not in keys}
     return _offered([*own, *added.values()], hosted)
 

@@ -17,6 +17,7 @@ from headrace.broker.batches.results import SeenResults
 from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
+from tests.support.frontend.codex_shape import DEPOT, hermes_call
 from tests.support.local_deployment import Serving, serving, sim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -29,7 +30,7 @@ Clients = tuple[AsyncOpenAI, AsyncOpenAI]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def frontends(nats_server: EmbeddedServer) -> AsyncIterator[tuple[Serving, Serving]]:
     subjects = Subjects(f"oaiba{os.getpid()}")
-    async with serving(nats_server, subjects, sim(MODEL)) as one, serving(nats_server, subjects) as two:
+    async with serving(nats_server, subjects, sim(MODEL, tool_parser="hermes")) as one, serving(nats_server, subjects) as two:
         yield one, two
 
 
@@ -126,6 +127,42 @@ async def test_other_endpoints_are_served(clients: Clients, endpoint: str, body:
     else:
         assert len(output) == 3, errors
         assert all(line["response"]["body"]["model"] == MODEL for line in output.values())
+
+
+async def test_tools_of_namespaces_are_called_in_lines_and_hosted_ones_left_out(clients: Clients) -> None:
+    client = clients[0]
+    results = [
+        {"role": "user", "content": "How many nails?"},
+        {"type": "function_call", "call_id": "a", "namespace": "mcp__depot", "name": "stock", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "7"},
+    ]
+    turns: list[tuple[Any, str]] = [
+        ("How many nails?", hermes_call("mcp__depot__stock", article="nail")),
+        (results, hermes_call("mcp__depot__note", input="7 nails")),
+    ]
+    tools = [DEPOT, {"type": "web_search"}]
+    common = {"model": MODEL, "tools": tools, "max_output_tokens": 400}
+    requests = [
+        {
+            "custom_id": f"c{number}",
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {**common, "input": items, "vllm_xargs": {"sim_answer": answer}},
+        }
+        for number, (items, answer) in enumerate(turns)
+    ]
+    refused = {**requests[0], "custom_id": "c2", "body": {**common, "input": "?", "tool_choice": {"type": "web_search"}}}
+    file_id = await upload(client, [*requests, refused])
+    made = await client.batches.create(input_file_id=file_id, endpoint="/v1/responses", completion_window="24h")
+    batch = await ended(client, made.id)
+    errors = await lines(client, batch.error_file_id)
+    assert [line["response"]["body"]["error"]["param"] for line in errors.values()] == ["tool_choice.type"]
+    bodies = {name: line["response"]["body"] for name, line in (await lines(client, batch.output_file_id)).items()}
+    (stock,), (note,) = (bodies[name]["output"] for name in ("c0", "c1"))
+    assert (stock["type"], stock["namespace"], stock["name"]) == ("function_call", "mcp__depot", "stock")
+    assert json.loads(stock["arguments"]) == {"article": "nail"}
+    assert (note["type"], note["namespace"], note["name"]) == ("custom_tool_call", "mcp__depot", "note")
+    assert note["input"] == "7 nails"
 
 
 async def test_a_wrong_file_fails_the_batch_and_names_its_lines(clients: Clients) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
+from tests.support.frontend.codex_shape import DEPOT, hermes_call
 from tests.support.local_deployment import serving, sim
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = "acme/slow"
 STEP_S = 0.02
+NOT_OFFERED = 'headrace_frontend_tools_not_offered_total{kind="web_search"}'
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,7 @@ def names() -> Subjects:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def clients(nats_server: EmbeddedServer, names: Subjects) -> AsyncIterator[tuple[AsyncOpenAI, AsyncOpenAI]]:
     """Of two frontends that share nothing but the server."""
-    model = sim(MODEL, args={"timing_overrides": {"decode_base_s": STEP_S}})
+    model = sim(MODEL, tool_parser="hermes", args={"timing_overrides": {"decode_base_s": STEP_S}})
     async with (
         serving(nats_server, names, model) as one,
         serving(nats_server, names) as two,
@@ -90,6 +94,37 @@ async def test_its_events_are_read_again_from_where_a_client_was(clients: tuple[
     for client in clients:  # from the store
         again = [event async for event in await client.responses.retrieve(name, stream=True)]
         assert [event.model_dump() for event in again] == [event.model_dump() for event in every]
+
+
+async def not_offered(client: AsyncOpenAI) -> float:
+    """The count of a frontend."""
+    async with httpx.AsyncClient() as plain:
+        metrics = (await plain.get(str(client.base_url.join("/metrics")))).text
+    return sum(float(line.split()[1]) for line in metrics.splitlines() if line.startswith(NOT_OFFERED))
+
+
+@pytest.mark.slow
+async def test_tools_of_namespaces_are_called_and_hosted_ones_left_out(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
+    first, second = clients
+    tools = [DEPOT, {"type": "web_search"}]
+    before = sum([await not_offered(client) for client in clients])
+    answer = {"vllm_xargs": {"sim_answer": hermes_call("mcp__depot__stock", article="nail")}}
+    made = await first.responses.with_raw_response.create(
+        model=MODEL, input="How many nails?", background=True, tools=tools, extra_body=answer
+    )
+    assert made.headers["headrace-tools-not-offered"] == "web_search"
+    name = made.parse().id
+    (call,) = (await until(second, name, "completed")).output
+    assert (call.type, call.namespace, call.name) == ("function_call", "mcp__depot", "stock")
+    assert json.loads(call.arguments) == {"article": "nail"}
+    events = [event async for event in await second.responses.retrieve(name, stream=True)]
+    items = [event.item for event in events if event.type.startswith("response.output_item.")]
+    assert [(item.namespace, item.name) for item in items] == [("mcp__depot", "stock")] * 2
+    assert sum([await not_offered(client) for client in clients]) == before + 1, "once, although two frontends planned it"
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "7"}]
+    answer = {"vllm_xargs": {"sim_answer": "Seven."}}
+    following = await begin(second, 100, input=result, tools=tools, previous_response_id=name, extra_body=answer)
+    assert (await until(first, following.id, "completed")).output_text == "Seven."
 
 
 @pytest.mark.slow

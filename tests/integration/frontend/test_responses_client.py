@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
+from tests.support.frontend.codex_shape import DEPOT, hermes_call
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_machine import Machine
 from tests.support.local_deployment import serving, sim
@@ -239,6 +240,44 @@ async def test_a_freeform_tool_is_called_with_plain_text(client: AsyncOpenAI) ->
     result: Any = [{"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}]
     again = await create(client, "Good.", input=result, previous_response_id=machine.final["id"], tools=[patch])
     assert again.output_text == "Good."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_of_a_namespace_is_called_and_its_result_answered(client: AsyncOpenAI, stream: bool) -> None:
+    began: list[tuple[str | None, str]] = []
+
+    async def turn(answer: str, **options: Any) -> Any:
+        made = await create(client, answer, tools=[WEATHER, DEPOT, {"type": "web_search"}], stream=stream, **options)
+        if not stream:
+            return made
+        machine = Machine()
+        async for event in made:
+            machine.take(event.to_dict())
+            if event.type == "response.output_item.added" and event.item.type != "message":
+                began.append((event.item.namespace, event.item.name))
+        return event.response
+
+    calls = hermes_call("mcp__depot__stock", article="nail") + hermes_call("mcp__depot__note", input="7 nails") + CALL
+    first = await turn(calls, input="How many nails?")
+    stock, note, weather = first.output
+    assert (stock.type, stock.namespace, stock.name) == ("function_call", "mcp__depot", "stock")
+    assert json.loads(stock.arguments) == {"article": "nail"}
+    assert (note.type, note.namespace, note.name, note.input) == ("custom_tool_call", "mcp__depot", "note", "7 nails")
+    assert (weather.type, weather.namespace, weather.name) == ("function_call", None, "weather")
+    assert began == ([(item.namespace, item.name) for item in first.output] if stream else [])
+    stored = await client.responses.retrieve(first.id)
+    assert stored.output == first.output
+    results = [
+        {"type": "function_call_output", "call_id": stock.call_id, "output": "7"},
+        {"type": "custom_tool_call_output", "call_id": note.call_id, "output": "written"},
+        {"type": "function_call_output", "call_id": weather.call_id, "output": "-3"},
+    ]
+    asked = {"role": "user", "content": "How many nails?"}
+    sent_back = [asked, *(item.to_dict() for item in first.output), *results]
+    second = await turn("Seven.", input=results, previous_response_id=first.id)
+    same = await turn("Seven.", input=sent_back)
+    assert second.output_text == same.output_text == "Seven."
+    assert second.usage.input_tokens == same.usage.input_tokens
 
 
 async def test_a_conversation_is_compacted(client: AsyncOpenAI) -> None:

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+DEPOT: Any = {  # as the tools of an MCP server come
+    "type": "namespace",
+    "name": "mcp__depot",
+    "description": "The depot's server.",
+    "tools": [
+        {
+            "type": "function",
+            "name": "stock",
+            "description": "stock does it.",
+            "parameters": {"type": "object", "properties": {"article": {"type": "string"}}, "required": ["article"]},
+            "strict": True,
+        },
+        {"type": "custom", "name": "note", "description": "Writes."},
+    ],
+}
+
+
+def hermes_call(name: str, **arguments: Any) -> str:
+    """Return a call as models write it whose parser is `hermes`."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def said(role: str, text: str) -> dict[str, Any]:

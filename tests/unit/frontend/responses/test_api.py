@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.frontend.responses.api import chat_request, messages_of
+from headrace.frontend.responses.api import chat_request, messages_of, placed
 from headrace.frontend.responses.schema import ResponsesRequest
 from headrace.frontend.responses.toolset import toolset_of
 from tests.support.frontend.responses_client import Client
@@ -18,7 +18,7 @@ FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {
 def chat_of(**request: Any) -> Any:
     whole = msgspec.convert({"model": "m", "input": "hi", **request}, ResponsesRequest)
     items = [{"role": "user", "content": whole.input}] if isinstance(whole.input, str) else whole.input
-    toolset = toolset_of(whole.tools, items)
+    toolset = toolset_of(whole.tools, placed((), items))
     return chat_request(whole, messages_of(whole.instructions, [], items, toolset), toolset)
 
 

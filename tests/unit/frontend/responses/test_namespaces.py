@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.jobs import Job
 from headrace.frontend.responses.toolset import MAX_NAME, Toolset, flat_name, toolset_of
 from tests.support.frontend.answer_parts import call, say_parts
-from tests.support.frontend.codex_shape import codex_turn
+from tests.support.frontend.codex_shape import DEPOT, codex_turn
 from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeServed, Script
 from tests.support.frontend.responses_client import Client
 from tests.support.frontend.responses_machine import Machine
@@ -29,12 +29,6 @@ def space(name: str, *tools: dict[str, Any], description: str = "") -> dict[str,
     return {"type": "namespace", "name": name, "description": description, "tools": list(tools)}
 
 
-DEPOT = space(
-    "mcp__depot",
-    function("stock", strict=True),
-    {"type": "custom", "name": "note", "description": "Writes."},
-    description="The depot's server.",
-)
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {"type": "object"}}
 
 
@@ -265,6 +259,11 @@ def test_names_fit_and_never_collide() -> None:
             "tool_choice.tools[0].name",
         ),
         ({"input": [{"type": "tool_search_output", "call_id": "a", "tools": []}]}, "input[0].call_id"),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "tool_search_output", "call_id": "a", "tools": [{}]}]},
+            "input[1].tools[0].type",
+        ),
+        ({"input": [{"type": "additional_tools", "tools": [space("a", function(""))]}]}, "input[0].tools[0].tools[0].name"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b", "namespace": 3}]}, "input[0].namespace"),
     ],
 )

@@ -17,7 +17,7 @@ from headrace.broker.messages.durable import JobResult, ResultError
 from headrace.broker.messages.frames import JobFault
 from headrace.frontend.job_renderer import RenderedAnswer
 from headrace.frontend.responses import stored
-from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, end, row
+from tests.support.frontend.fakes import CARD, FILES, MODEL, TOKENIZER, Call, FakeServed, end, row
 from tests.support.frontend.jobs import rendered
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_client import Client, events_of
@@ -345,3 +345,16 @@ async def test_its_job_says_what_the_request_said() -> None:
     (job,) = site.jobs.published
     assert (job.durable, job.endpoint, job.model_slug, job.request_class) == (True, "/v1/responses", "org-tiny", "hi")
     assert json.loads(job.body)["background"] is True
+
+
+async def test_tools_that_are_not_offered_are_said_when_it_is_taken_and_counted_when_it_is_made() -> None:
+    site = Site()
+    for client in (site.client, site.other):
+        client.ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, tool_parser="hermes"), FILES)
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    taken = await site.client.create(background=True, tools=tools)
+    assert (taken.status, taken.headers["headrace-tools-not-offered"]) == (200, "web_search")
+    series = 'headrace_frontend_tools_not_offered_total{kind="web_search"}'
+    assert series not in (await site.client.call("GET", "/metrics")).body.decode()
+    await site.take()
+    assert f"{series} 1.0" in (await site.other.call("GET", "/metrics")).body.decode()
