@@ -155,8 +155,6 @@ class AdapterApi:
         return found
 
 
-# Answers routes of the served APIs that this server leaves out with an error that lists the served ones.
-
 NOT_SERVED = {
     "/api/blobs": "the files of models",
     "/api/copy": "copying models",

@@ -209,8 +209,6 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorDetail
 
 
-# Stored objects: records of chat completions, and the requests and answers of the routes over them.
-
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 

@@ -179,9 +179,6 @@ class BatchEvent(msgspec.Struct, kw_only=True):
     data: EventData
 
 
-# Describes the routes over batches for the OpenAPI document.
-
-
 def batch_paths(errors: dict[str, Any]) -> dict[str, Any]:
     """Return the paths. `errors` are the answers of routes over stored objects that are no success."""
     ended = {**errors["400"], "description": "the batch has ended"}
@@ -397,8 +394,6 @@ class _CancelBroadcast:
         if names:
             self._messaging.send(self._subject, encode(Cancel(ids=[job_id(record.tenant, name) for name in names])))
 
-
-# Serves the routes over batches: create, list, read, cancel.
 
 BASE = "/v1/batches"
 

@@ -151,8 +151,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     store: bool | None = None
 
 
-# The request of `POST /v1/chat/completions`.
-
 MAX_GRAMMAR = 256 * 1024  # characters; a grammar becomes part of the prompt
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -287,8 +285,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     return_prompt_text: bool | None = None
 
-
-# The request of `POST /v1/completions`.
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

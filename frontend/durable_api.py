@@ -142,8 +142,6 @@ class ConnectionEvents(StreamWriter):
         return b"data: " + error.body() + b"\n\n"
 
 
-# Reads durable answers for clients: streams from any event on, and whole answers, both from what is stored.
-
 MARGIN_S = 60.0  # beyond the longest deadline of a request, for the end to be written
 RESULT_S = 30.0  # from the end of a stream to its result
 LOOK_AGAIN_S = 0.5
@@ -244,8 +242,6 @@ def _refusal(result: JobResult) -> ResultResponse:
 def _response(error: FrontendError, name: str) -> ResultResponse:
     return ResultResponse(status_code=error.status, request_id=name, body=msgspec.Raw(error.body()))
 
-
-# The route of durable streams: `GET /v1/streams/{job}` sends the events of a job, at any frontend and from any event on.
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

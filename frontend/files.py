@@ -138,8 +138,6 @@ SCHEMAS: tuple[Any, ...] = (
 )
 
 
-# Describes the routes over files and uploads for the OpenAPI document.
-
 _TEXT = {"type": "string"}
 _BINARY = {"type": "string", "format": "binary"}
 
@@ -221,9 +219,6 @@ def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"multipart/form-data": {"schema": {"type": "object", "properties": properties, "required": required}}}
 
 
-# Reads the limits on files from the settings of a frontend.
-
-
 def file_limits(settings: FrontendSettings) -> FileLimits:
     return FileLimits(
         file_bytes=settings.file_max_bytes,
@@ -278,8 +273,6 @@ def span_of(header: str | None, total: int) -> Span | None:
         )
     return Span(offset, length, total)
 
-
-# Answers with the content of a file, whole or a range of it, as it is read from the store.
 
 log = structlog.get_logger()
 
@@ -356,9 +349,6 @@ def tolerant(handler: Handler, metrics: Metrics) -> Handler:
             return Response(status_code=CLIENT_CLOSED)
 
     return handle
-
-
-# Serves the routes over files: upload, list, read, download, delete.
 
 
 class FileRoutes:
@@ -459,8 +449,6 @@ def _life(fields: dict[str, str]) -> int | None:
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
-
-# Serves the routes over uploads in parts.
 
 _new = msgspec.json.Decoder(NewUpload)
 _completion = msgspec.json.Decoder(UploadCompletion)

@@ -71,9 +71,6 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw] | None:
         return None
 
 
-# Plans jobs that came as an Envelope: token ids in, token ids out, in the answer form of `/inference/v1/generate`.
-
-
 async def plan_envelope(
     envelope: Envelope, exchange: HttpExchange, model_cache: ModelCache, settings: FrontendSettings
 ) -> Plan:
@@ -142,9 +139,6 @@ def _generation(envelope: Envelope) -> Generation:
     return generation
 
 
-# Gives the planning of a stored job what it reads of an HTTP exchange: tenant, ids and time.
-
-
 class JobExchange(HttpExchange):
     """An exchange without a connection. Its requests are named after one run of the job, its answer after the job."""
 
@@ -194,8 +188,6 @@ async def _receive() -> NoReturn:
 async def _send(message: Message) -> NoReturn:
     raise AssertionError("a stored job has no connection to write to")
 
-
-# Writes the answer of a stored job from its rows, as a whole or as the events of a durable stream.
 
 Charge = Callable[[str, int, int], None]
 

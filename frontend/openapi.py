@@ -73,8 +73,6 @@ from headrace.frontend.responses.schema import (
 from headrace.frontend.transcriptions import SCHEMAS as TRANSCRIPTIONS_SCHEMAS
 from headrace.frontend.videos import SCHEMAS as VIDEOS_SCHEMAS
 
-# Describes the routes of chats, completions and models.
-
 CHATS_TYPES: tuple[type[msgspec.Struct], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -143,8 +141,6 @@ def _models() -> dict[str, Any]:
     }
 
 
-# Describes the route that makes pictures.
-
 IMAGES_TYPES = IMAGES_SCHEMAS
 
 
@@ -162,8 +158,6 @@ def images_paths() -> dict[str, Any]:
     }
 
 
-# Describes the routes of Anthropic's Messages API.
-
 MESSAGES_TYPES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError)
 
 
@@ -173,8 +167,6 @@ def messages_paths() -> dict[str, Any]:
     answer = generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
     return {"/v1/messages": {"post": answer}, "/v1/messages/count_tokens": {"post": count}}
 
-
-# Describes the routes of Ollama's API.
 
 OLLAMA_TYPES = OLLAMA_SCHEMAS
 
@@ -198,8 +190,6 @@ def ollama_paths() -> dict[str, Any]:
         "/api/version": {"get": operation("The version of the API", {"200": json_answer("the version", "OllamaVersion")})},
     }
 
-
-# Describes the routes of vectors and scores.
 
 POOLING_TYPES: tuple[type[msgspec.Struct], ...] = (
     EmbeddingRequest,
@@ -225,8 +215,6 @@ def pooling_paths() -> dict[str, Any]:
     }
     return {path: {"post": generation(*texts, streams=False)} for names, texts in routes.items() for path in names}
 
-
-# Describes the routes of the Responses API and of conversations.
 
 RESPONSES_TYPES: tuple[type[msgspec.Struct], ...] = (
     ResponsesRequest,
@@ -308,8 +296,6 @@ def _responses() -> dict[str, Any]:
     }
 
 
-# Describes the routes of running requests, of durable streams and of the server itself.
-
 SERVER_TYPES: tuple[type[msgspec.Struct], ...] = (CancelledRequest, Welcome)
 
 
@@ -371,8 +357,6 @@ def _server() -> dict[str, Any]:
     }
 
 
-# Describes the routes that take and give token ids.
-
 TOKENS_TYPES: tuple[type[msgspec.Struct], ...] = (
     TokenGenerationRequest,
     TokenGenerationAnswer,
@@ -397,8 +381,6 @@ def tokens_paths() -> dict[str, Any]:
         "/inference/v1/generate": {"post": continued},
     }
 
-
-# Describes the routes for transcriptions and translations of speech.
 
 TRANSCRIPTIONS_TYPES = TRANSCRIPTIONS_SCHEMAS
 
@@ -431,8 +413,6 @@ def transcriptions_paths() -> dict[str, Any]:
         "/v1/audio/translations": asking("Translate speech into English", _FIELDS),
     }
 
-
-# Describes the routes over videos.
 
 VIDEOS_TYPES = VIDEOS_SCHEMAS
 

@@ -59,8 +59,6 @@ def html_response(page: bytes) -> Response:
     return Response(page, media_type="text/html", headers=headers)
 
 
-# Writes the page `/docs` from the OpenAPI document: every route with its parameters, and every type with its fields.
-
 GROUPS: dict[str, Sequence[str]] = {
     "OpenAI": ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/conversations", "/v1/embeddings", "/v1/models"),
     "Anthropic": ("/v1/messages",),
@@ -208,8 +206,6 @@ def _bounds(schema: Schema) -> str:
     found = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema]
     return f' <span class="dim">({", ".join(found)})</span>' if found else ""
 
-
-# Answers `/`: what this server is, what it serves and where to read on, as JSON or, for browsers, as a page.
 
 DESCRIPTION = "serves language models over NATS JetStream, behind the APIs of OpenAI, Anthropic and Ollama"
 LINKS = {

@@ -161,8 +161,6 @@ def read_patterns(file: str | None) -> list[re.Pattern[str]]:
     return found
 
 
-# Writes records of ended requests into the audit stream, behind a bounded queue: what finds it full is dropped and counted.
-
 log = structlog.get_logger()
 
 MOST_WAITING = 4096
@@ -261,9 +259,6 @@ class AuditWriter:
             self._complained_s = now_s
             log.warning(event, **fields, dropped=self._dropped_now)
             self._dropped_now = 0
-
-
-# Builds what writes the audit stream, and makes the stream, where the settings ask for it.
 
 
 async def audit_writer(

@@ -65,8 +65,6 @@ def operation(route: str) -> str:
     return "chat" if route in _CHATS else _OPERATIONS.get(route, "embeddings")
 
 
-# Reads and writes W3C trace contexts: the headers `traceparent` and `tracestate`.
-
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 _STATE = re.compile(r"[\x20-\x7e]*\Z")
 MOST_STATE = 512  # characters: a longer one is dropped, as the recommendation allows
@@ -123,8 +121,6 @@ def new_context(share: float) -> TraceContext:
     trace = _bits(128) or 1
     return TraceContext(trace, 0, (trace & (2**56 - 1)) < share * 2**56)
 
-
-# Turns the story of a request into spans: the request itself, and in it queue, start, prefill and decode of each attempt.
 
 Service = Literal["headrace-frontend", "headrace-router", "headrace-worker", "nats-server"]
 Value = str | int | float | bool | Sequence[str]

@@ -15,8 +15,6 @@ from headrace.frontend.metrics import CONTENT_TYPE, Metrics
 from headrace.frontend.ollama.schema import PREFIX, OllamaForm
 from headrace.frontend.status import Lifecycle
 
-# Chooses the shape of an error by the API that its client speaks, for answers that no endpoint of that API gives.
-
 _ANTHROPIC = AnthropicForm()
 _OLLAMA = OllamaForm()
 

@@ -421,9 +421,6 @@ class TracedApp:
             )
 
 
-# Builds the tracer that the settings ask for.
-
-
 def tracer_of(settings: FrontendSettings, metrics: Metrics, *, frontend: str) -> Tracer | None:
     """Return the tracer of a frontend with this id, None without an endpoint. Raises TracingUnusable."""
     if settings.trace_endpoint is None:

@@ -82,8 +82,6 @@ class Conversation:
         self.messages.clear()
 
 
-# Asks a chat question over HTTP and reads the streamed answer, as any client of OpenAI's API does.
-
 _SILENT_S = 30.0  # the longest wait for the next piece
 
 
@@ -191,8 +189,6 @@ def _message(body: bytes) -> str:
     except (ValueError, LookupError, TypeError):
         return body.decode(errors="replace")
 
-
-# Runs `headrace chat`: a conversation on a terminal, or one answer where there is none.
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY = "HEADRACE_API_KEY"  # of several, which a frontend may take, the first is given
@@ -362,8 +358,6 @@ def figures(answer: Answer, began_s: float, ended_s: float) -> str:
         parts.append(answer.worker)
     return f"[{', '.join(parts) or 'no text'}]"
 
-
-# Adds `headrace chat` to the command line.
 
 EXAMPLES = """examples:
   headrace chat

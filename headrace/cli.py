@@ -242,8 +242,6 @@ def command_names() -> list[str]:
     return [*_COMMANDS, *installed_commands()]
 
 
-# Writes the completion script of a shell, made from the parsers of all commands: `headrace completion bash|zsh|fish`.
-
 EXAMPLES = """examples:
   source <(headrace completion bash)      in this shell, or in ~/.bashrc for all
   headrace completion bash > ~/.local/share/bash-completion/completions/headrace

@@ -141,8 +141,6 @@ class DemoDeployment:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-# Writes the demo to a terminal or a file: lines, and a text that streams, wrapped between words, with colours where wanted.
-
 WIDTH = 78  # columns
 INDENT = "    "
 
@@ -207,8 +205,6 @@ class Screen:
         self._stream.flush()
 
 
-# Compares the answer that lost its worker with an undisturbed one, and says what happened.
-
 ON_THE_WAY = 5  # most pieces that a worker can have sent and the client not read when it dies
 
 
@@ -263,8 +259,6 @@ def _problems(answer: Answer, undisturbed: Answer, death: Death, workers: Sequen
             problems.append(f"{name} is {mine} in place of {other}")
     return problems
 
-
-# Runs `headrace demo`: an answer streams, the worker that makes it is killed, the sentence goes on.
 
 TOKEN_S = 0.045  # of the simulated engine: a speed at which people read
 READ_S = 1.5  # to read what was written before it goes on
@@ -386,9 +380,6 @@ def _body() -> dict[str, Any]:
         "temperature": 0,
         "vllm_xargs": {"sim_answer": ANSWER},
     }
-
-
-# Adds `headrace demo` to the command line.
 
 
 def add_demo(commands: Any, about: str) -> None:

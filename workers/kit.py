@@ -68,8 +68,6 @@ def words(capabilities: Capabilities, kinds: Iterable[str] = ()) -> frozenset[st
     return frozenset(found)
 
 
-# Refuses sequences that need an ability which their engine does not declare.
-
 _GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 
 
@@ -176,8 +174,6 @@ def parsed_source(name: str, file: Path, folder: Path | None = None) -> ast.Modu
     except (OSError, SyntaxError, ValueError):
         return None
 
-
-# Checks values of an engine's settings against annotations of plain types, as an engine's source has them.
 
 _PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _OPTIONAL = re.compile(r"Optional\[(\w+)\]\Z")

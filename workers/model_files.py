@@ -112,8 +112,6 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
 
-# Checks that a model can be there before an engine is imported, which takes seconds, and tries minutes for a wrong one.
-
 HUB = "https://huggingface.co"
 
 _PATH_STARTS = ("/", "./", "../", "~")
@@ -211,9 +209,6 @@ def _token(environ: Mapping[str, str]) -> str:
         return Path(environ.get("HF_TOKEN_PATH") or _home(environ) / "token").expanduser().read_text().strip()
     except (OSError, ValueError):
         return ""
-
-
-# Names the model that a worker serves, as far as its settings tell.
 
 
 def served_name(settings: WorkerSettings) -> str:

@@ -78,8 +78,6 @@ def _device_bytes() -> int | None:
         nvml.nvmlShutdown()
 
 
-# Tells orchestrators how a worker stands: its lease, its engine, its role, and what it holds.
-
 _WHY = {"role": "changes its role", "sleep": "sleeps", "pause": "is paused"}
 
 

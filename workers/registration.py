@@ -32,8 +32,6 @@ from headrace.workers.errors import EngineStartFailed, RegistrationRefused
 from headrace.workers.parsing.selection import ParserChoice
 from headrace.workers.settings import WorkerSettings
 
-# Tells how long ago this process was started.
-
 _START_TIME = 19  # in clock ticks since the boot: field 22 of proc(5), counted from the one behind the name
 
 

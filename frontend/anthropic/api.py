@@ -78,8 +78,6 @@ def _add_request_id(exchange: HttpExchange) -> None:
     exchange.more_headers.append((REQUEST_ID, shown_id(exchange.scope).encode()))
 
 
-# Describes models in Anthropic's shape: the entries and pages of `/v1/models` for clients of the Messages API.
-
 DEFAULT_LIMIT = 20  # Anthropic's
 MOST_LIMIT = 1000
 

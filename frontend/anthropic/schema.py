@@ -184,8 +184,6 @@ class AnthropicError(msgspec.Struct, kw_only=True):
     error: AnthropicFault
 
 
-# Writes errors in Anthropic's shape, with its types and statuses.
-
 OVERLOADED = 529
 VERSION_HEADER = b"anthropic-version"  # in every request of Anthropic's clients
 

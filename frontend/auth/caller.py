@@ -90,8 +90,6 @@ def check_model(scope: Any, *names: str | None) -> None:
     raise Forbidden(f"this API key does not cover the model {shown!r}", param="model", code="model_not_allowed")
 
 
-# Tells whether an address can be reached from other machines, and refuses to listen there unprotected.
-
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -113,9 +111,6 @@ def exposure_problem(settings: FrontendSettings) -> str | None:
         f"{settings.host} can be reached from other machines: give --api-key (or HEADRACE_API_KEY), or --auth keys and make "
         "keys with `headrace keys create`, or --insecure to serve all who reach it"
     )
-
-
-# Makes the salt that keeps the prefix caches of tenants apart.
 
 
 @lru_cache(maxsize=4096)

@@ -98,8 +98,6 @@ def operator_acted(message: Message) -> None:
     log.warning("audit.operator_command", command=act.command, by=act.by, details=act.details)
 
 
-# Takes signed tokens (JWT) of an identity provider in place of API keys, as OpenID Connect issues them.
-
 ALGORITHMS = (*("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), *("ES256", "ES384", "ES512", "EdDSA"))
 """Signatures by a private key only: with a shared secret every holder of the provider's keys could sign."""
 

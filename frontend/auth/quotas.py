@@ -18,8 +18,6 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects, tenant_owner
 
-# Counts what an owner uses in windows of fixed length: what this frontend counted, and what all of them had at last sight.
-
 
 class UsageWindow:
     """A quantity of an owner. `limit` 0 counts without a limit.
@@ -103,8 +101,6 @@ class UsageWindow:
         self.left, self._sending, self.unsent = self.limit, 0, 0
 
 
-# Writes the rate limit headers of answers, as OpenAI sends them or Anthropic.
-
 _OPENAI = ("x-ratelimit-limit-{}", "x-ratelimit-remaining-{}", "x-ratelimit-reset-{}")
 _ANTHROPIC = ("anthropic-ratelimit-{}-limit", "anthropic-ratelimit-{}-remaining", "anthropic-ratelimit-{}-reset")
 
@@ -157,8 +153,6 @@ def _time(unix: float) -> str:
 def headers_of(lines: bytes) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
 
-
-# Measures what one key or tenant uses, and says when it is too much.
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
@@ -406,8 +400,6 @@ class Hold:
 def longest_output(max_tokens: int, choices: int) -> int:
     return choices * min(max_tokens, RESERVED_OUTPUT)
 
-
-# Shares what frontends count: sums go through counters of the server, open requests are told around.
 
 log = structlog.get_logger()
 

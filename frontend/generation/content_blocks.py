@@ -299,8 +299,6 @@ class ContentBlocks:
             self._current = None
 
 
-# Turns the arguments of a tool call into an object, for APIs that require one.
-
 log = structlog.get_logger()
 
 
@@ -319,8 +317,6 @@ def arguments_of(block: ContentBlock, answer_id: str) -> dict[str, Any]:
     log.warning("tool_input.not_an_object", message=answer_id, tool=block.name, characters=len(text))
     return {"unparsed_arguments": text}
 
-
-# Writes the events and messages of answers that the worker parsed into reasoning, content and tool calls.
 
 _encode = msgspec.json.Encoder().encode
 

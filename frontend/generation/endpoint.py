@@ -29,8 +29,6 @@ from headrace.frontend.request_audit import Content
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.spans import operation
 
-# Judges an ended answer by the operator's targets: the time to its first token, and the time per token after that.
-
 TOO_MANY_REQUESTS = 429
 
 

@@ -75,9 +75,6 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {key: round(value, DIGITS) if isinstance(value, float) else value for key, value in values.items()}
 
 
-# Tells the story of a request for its log line: model, tenant, tokens, times, workers and its end.
-
-
 class RequestStory:
     """Gathers references while the request runs. Its fields are made when it has ended, and only if they are logged."""
 
@@ -144,9 +141,6 @@ def _add(
         fields["workers"], fields["attempts"] = workers, attempts
     if finish_reasons:
         fields["finish_reason"] = ",".join(finish_reasons)
-
-
-# Merges the answers of several jobs into one, for a completions request with several prompts.
 
 
 async def submit_all(port: JobPort, jobs: Sequence[Job]) -> list[JobAnswer]:

@@ -26,8 +26,6 @@ from headrace.frontend.prompts.model_cache import LoadedModel
 from headrace.frontend.prompts.prompt_encoder import Prompt
 from headrace.frontend.settings import FrontendSettings
 
-# Refuses a generation request that asks more of a worker than one request may, with the client's name of the parameter.
-
 _GUIDED = "structured_outputs"
 
 
@@ -46,8 +44,6 @@ def _name(param: str, request: GenerationRequest) -> str:
     names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "response_format")
     return next((name for name in names if getattr(request, name) is not None), param)
 
-
-# Sampling, stop strings and guided decoding of a request, with the model's defaults for parameters that are not given.
 
 _WEIGHTS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _weights_of = attrgetter(*_WEIGHTS)
@@ -317,9 +313,6 @@ def _jobs(
             )
         )
     return jobs
-
-
-# Reads the tenant of a request, which sees only its own stored objects.
 
 
 def tenant_of(exchange: HttpExchange) -> str:

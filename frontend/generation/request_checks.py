@@ -52,8 +52,6 @@ def check_choices(n: int, prompts: int, settings: FrontendSettings) -> None:
         raise BadRequest(f"at most {settings.max_choices} choices in one request, this one asks for {n * prompts}", param=param)
 
 
-# Checks the tools of a chat request, and brings them into the form for the chat template and the worker's parser.
-
 Choice = str | dict[str, Any]
 
 NOT_RUN = "is not supported here: no tool runs on the server; function and custom only"

@@ -71,9 +71,6 @@ class WholeWriter(ABC):
         """Return the answer, JSON unless `content_type` says otherwise. Call it once `open` is 0."""
 
 
-# Counts the tokens of an answer.
-
-
 class UsageCounter:
     """The tokens of a request over all its prompts and choices."""
 
@@ -127,8 +124,6 @@ class UsageCounter:
             completion_tokens_details=CompletionTokens(self.reasoning) if self.reasoning is not None else UNSET,
         )
 
-
-# Writes log probabilities in OpenAI's forms, and those of prompts in the form of vLLM's server.
 
 FLOOR = -9999.0  # JSON has no infinity
 

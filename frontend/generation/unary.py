@@ -207,8 +207,6 @@ class StoringStream(StreamWriter):
         return self._inner.failure(error)
 
 
-# Writes streams with `echo` that need the whole answer (log probabilities) or none of it (the prompt alone).
-
 _encode = msgspec.json.Encoder().encode
 
 

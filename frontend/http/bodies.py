@@ -148,8 +148,6 @@ class BodyShare:
             self._counted = 0
 
 
-# Decodes the JSON of a request body into a typed request, or raises an error that names the parameter.
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound=msgspec.Struct)

@@ -372,9 +372,6 @@ class DisconnectWatch:
             raise ClientGone from None
 
 
-# Reads the body of a request piece by piece, for routes whose bodies are not held in memory.
-
-
 def announced_bytes(request: Request) -> int | None:
     """Return the size of the body, None if the client does not announce it."""
     declared = request.headers.get("content-length", "")
@@ -442,8 +439,6 @@ class UnaryEndpoint:
             await exchange.send_error(seen, form=self._form)
             forget_frames(error)
 
-
-# Reads the query of routes that list stored objects page by page, and the small bodies of routes that change one.
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100

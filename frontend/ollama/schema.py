@@ -266,8 +266,6 @@ SCHEMAS: tuple[type[msgspec.Struct], ...] = (
 )
 
 
-# Writes errors in Ollama's shape, and answers its routes that change models, which are not served here.
-
 PREFIX = "/api/"
 
 # names of parameters in the chat that a request became → in the request

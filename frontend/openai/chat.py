@@ -39,8 +39,6 @@ from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.settings import FrontendSettings
 
-# Connects APIs that speak in messages (Responses, Messages) to the chat planner, by a port and the options they set.
-
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that an API sets for a conversation and that no chat request has."""
@@ -172,8 +170,6 @@ def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[
         return messages
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
-
-# Chooses the writer for an answer of the chat and completions APIs, with all that the client wants to see in it.
 
 T = TypeVar("T")
 

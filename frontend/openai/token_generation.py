@@ -190,8 +190,6 @@ class TokenGenerationEvent(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-# Writes rows as the answers of `/inference/v1/generate`: token ids and, if wanted, their text, streamed and whole.
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -344,8 +342,6 @@ class TokenEvents(StreamWriter):
 def _data(event: TokenGenerationEvent) -> bytes:
     return b"data: " + _encode(event) + b"\n\n"
 
-
-# Plans requests of `POST /inference/v1/generate`: token ids in, token ids out, for clients that template and tokenise.
 
 PATH = "/inference/v1/generate"
 

@@ -303,9 +303,6 @@ def texts_of(given: Texts, param: str) -> list[str]:
     return plain
 
 
-# Maps paths to the pooling APIs: the official paths and vLLM's short ones.
-
-
 def pooling_routes(model_cache: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
     """Return the APIs by path. All routes are POST only."""
     rerank = RerankApi(model_cache, settings)

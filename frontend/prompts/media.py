@@ -32,8 +32,6 @@ from headrace.frontend.prompts.media_fetch import (
 from headrace.frontend.prompts.media_parts import HEAD, Kind, MediaPart, may_be, sniff
 from headrace.frontend.settings import FrontendSettings
 
-# Metrics of media in requests, in the registry of the process.
-
 ITEMS = Counter("headrace_frontend_media_items", "Media items of requests by kind and where they came from", ["kind", "source"])
 BYTES = Counter("headrace_frontend_media_bytes", "Bytes of media items by kind", ["kind"])
 REFUSED = Counter("headrace_frontend_media_refused", "Media items that were refused, by error code", ["code"])
@@ -96,8 +94,6 @@ class ImageDecoder:
             return None
         return b"P6\n%d %d\n255\n" % plain.size + bytes(plain.tobytes())
 
-
-# Decodes bytes inside a request: `data:` URLs and base64 text.
 
 _HEADER = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<params>(?:;[\w.+-]+=[\w.+-]+)*)(?P<base64>;base64)?\Z")
 _MAX_HEADER = 256  # characters before the comma
@@ -306,9 +302,6 @@ def _checked(part: MediaPart, data: bytes) -> str:
 
 def _refusal(part: MediaPart, why: str, code: str) -> BadRequest:
     return BadRequest(f"{part.param}: {why}", param=part.param, code=code)
-
-
-# Expands the placeholder tokens of a prompt: each becomes as many tokens as its item takes in the engine.
 
 
 @dataclass(frozen=True, slots=True)

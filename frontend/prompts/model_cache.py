@@ -308,8 +308,6 @@ def _is_heavy(values: Sequence[object], limit: int) -> bool:
     return False
 
 
-# Prompts given as embeddings: base64 of a file of `torch.save`, a row per token, as in vLLM's server.
-
 PARAM = "prompt_embeds"
 
 

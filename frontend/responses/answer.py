@@ -13,8 +13,6 @@ from headrace.frontend.generation.sse import Head, UsageCounter
 from headrace.frontend.responses.schema import ReasoningWishes, ResponsesRequest, TextFormat, TextWishes
 from headrace.frontend.responses.toolset import ClientTool
 
-# The items of the model's output in the Responses API as msgspec structs.
-
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 

@@ -222,8 +222,6 @@ def _too_long(what: str) -> TooLong:
     return TooLong(f"the conversation has {what}; start a new one and add what matters", param="conversation")
 
 
-# Routes of conversations and their items.
-
 BASE = "/v1/conversations"
 
 _new = msgspec.json.Decoder(NewConversation)

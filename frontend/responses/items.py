@@ -25,8 +25,6 @@ from headrace.frontend.http.field_checks import list_at, mapping_at, missing, te
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.toolset import SEARCH, Toolset, toolset_of
 
-# Brings items into the form in which answers list them: with an id, a status, and content as a list of parts.
-
 ItemForm = dict[str, Any]
 
 ID_PREFIX = {
@@ -262,8 +260,6 @@ def _text(part: Any, where: str) -> str:
     kind = part.get("type", "text")
     return text_at(part, _TEXTS.get(kind, "text") if isinstance(kind, str) else "text", where)
 
-
-# Reads the conversation that a request continues: earlier turns by `previous_response_id`, single items by reference.
 
 _ITEM_ID = re.compile(r"[a-z]{1,8}_(?P<job>[0-9a-f]{8,64})_(?P<place>i?[0-9]{1,9})\Z")
 

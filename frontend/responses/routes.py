@@ -149,8 +149,6 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-# Compacts conversations: the model summarises, and the summary replaces all but what the user said.
-
 REQUEST = (
     "Summarise the conversation so far for a model that will continue it. That model will see the user's messages and your "
     "summary, and nothing else. Keep each fact, decision, name, number, file, result of a tool, open question and unfinished "

@@ -145,8 +145,6 @@ class CompactRequest(msgspec.Struct, kw_only=True):
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
 
 
-# Conversations: their records, and the requests and answers of the routes over them.
-
 MAX_NEW_ITEMS = 20  # in one request, as OpenAI has it
 
 NewItems = Annotated[list[dict[str, Any]], Meta(max_length=MAX_NEW_ITEMS)]

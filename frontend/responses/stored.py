@@ -321,8 +321,6 @@ def _with_status(record: StoredResponse, status: str) -> StoredResponse:
     return msgspec.structs.replace(record, answer=msgspec.json.encode(answer))
 
 
-# Writes the events of a background response that a carrier makes, and stores the response with all of them at its end.
-
 STORE_TRIES = 3
 STORE_AGAIN_S = 0.5
 

@@ -43,8 +43,6 @@ from headrace.jetstream.subjects import DEFAULT_TENANT, Subjects, slug, tenant_t
 from headrace.jetstream.topology import LONGEST_DEADLINE_S
 from headrace.up.runfile import read_run_file
 
-# Builds the message of a job from what a program has: a request body, a line of a batch file, or a `Request`.
-
 Priority = Literal["batch", "std", "hi"]
 
 
@@ -107,8 +105,6 @@ def message_of(request: Request, *, default_model: str | None = None, now: float
         raise NotSubmitted(f"a header of job {request.id!r} has a character that cannot be sent: {bad[:80]!r}")
     return JobMessage(request.id, slug(model), data, headers)
 
-
-# Lists the jobs of a tenant: those in the queue, and the latest results.
 
 PAGE = 256  # messages that are read at once
 LATEST = 10_000  # of the results of all tenants, how many are looked through first

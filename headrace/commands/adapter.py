@@ -106,8 +106,6 @@ def remove_adapter(settings: Settings, name: str) -> int:
     return EXIT_OK
 
 
-# Runs `headrace worker adapter` (adapters of running workers) and `headrace model ls|rm` (the known models).
-
 T = TypeVar("T")
 
 
@@ -208,8 +206,6 @@ def _show(told: list[AdapterReply]) -> int:
         raise CommandError("; ".join(f"worker {one.worker} refused: {one.message}" for one in failed))
     return EXIT_OK
 
-
-# Adds `headrace adapter`, `headrace worker adapter load|unload` and `headrace model ls|rm` to the command line.
 
 ADAPTER_STORE_EXAMPLES = """examples:
   headrace adapter push sql ./out/sql

@@ -129,8 +129,6 @@ def line(record: AuditRecord) -> str:
     )
 
 
-# Adds `headrace audit` and its actions on the records of requests to the command line.
-
 EXAMPLES = """examples:
   headrace audit ls --tenant acme --since 24
   headrace audit follow --json                    with their content, where that is recorded

@@ -115,8 +115,6 @@ def _values(running: RunningDeployment, logins: Iterable[str]) -> dict[str, obje
     return values
 
 
-# Connects a command to running parts over NATS: one connection, short waits, answers as tables.
-
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Record)
 
@@ -187,8 +185,6 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)
 
-
-# Runs `headrace worker status`, `drain` and `role`: queries and commands to live workers over NATS.
 
 _TOLD_TIMEOUT_S = 5.0
 _LOOK_S = 0.5

@@ -494,8 +494,6 @@ async def _letter_of(messaging: Messaging, names: Subjects, request: str) -> Non
                 await asyncio.sleep(0.05)
 
 
-# Adds `headrace dlq` and its actions on dead letters to the command line.
-
 EXAMPLES = """examples:
   headrace dlq ls --nats nats://broker:4222
   headrace dlq show 17

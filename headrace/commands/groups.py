@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 from headrace.base.errors import EXIT_USAGE
 
-# Adds `--help`, which shows the usual options of a command, `--help-all`, which shows all of them, and `--version`.
-
 
 class ShowVersion(argparse.Action):
     def __call__(

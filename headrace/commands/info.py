@@ -126,9 +126,6 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-# Adds the commands for models, settings and versions to the command line.
-
-
 def add_model(commands: Any, about: str) -> None:
     actions = add_group(commands, "model", about=about)
     prepare = actions.add_parser(

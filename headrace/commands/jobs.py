@@ -302,8 +302,6 @@ def keep_whole_lines(path: Path) -> dict[str, bool]:
     return done
 
 
-# Adds `headrace submit` and `headrace jobs` to the command line.
-
 SUBMIT_EXAMPLES = """examples:
   headrace submit questions.jsonl --out answers.jsonl
   headrace submit questions.jsonl --out answers.jsonl --request-model Qwen/Qwen3-0.6B --open 1000

@@ -169,8 +169,6 @@ def _me() -> str:
         return ""
 
 
-# Adds `headrace keys` and its actions on API keys to the command line.
-
 EXAMPLES = """examples:
   headrace keys create alice                      a key for the tenant alice, printed once
   headrace keys create ci --tenant acme --scope generate,models --model 'Qwen/*' --expires 90d

@@ -122,8 +122,6 @@ async def _run(settings: Settings) -> int:
     return EXIT_OK
 
 
-# Adds `headrace init` and `headrace steward` to the command line.
-
 INIT = """example:
   headrace init --out logins --model Qwen/Qwen3-0.6B --tenant acme --nats nats://broker:4222
 

@@ -149,8 +149,6 @@ def _readable(name: str, value: Any) -> str:
     return str(value)
 
 
-# Adds the commands that operate one worker's engine below `headrace worker`.
-
 HEALTH_EXAMPLES = """examples:
   headrace worker health worker-1
   headrace worker health worker-1 --json --timeout 2
@@ -267,8 +265,6 @@ def _log_level(parsed: argparse.Namespace) -> int:
 
     return set_log_level(located_settings(parsed), parsed.worker, parsed.level)
 
-
-# Adds the commands that query or control running workers and routers to the command line.
 
 ROLE_EXAMPLES = """examples:
   headrace worker role worker-2 prefill
@@ -394,8 +390,6 @@ def _run_router_status(parsed: argparse.Namespace) -> int:
 
     return show_routers(located_settings(parsed), as_json=parsed.json)
 
-
-# Adds the commands that run a part of a deployment to the command line.
 
 # The options that `--help` shows; `--help-all` shows the others too.
 _USUAL = {

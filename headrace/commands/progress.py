@@ -65,8 +65,6 @@ class Progress:
         self._stream.flush()
 
 
-# Says what a command waits for, and for how long by now: one changing line on a terminal, else a line from time to time.
-
 T = TypeVar("T")
 Look = Callable[[], Awaitable[str]]
 
@@ -109,8 +107,6 @@ async def _tell(out: IO[str], what: str, look: Look | None, *, terminal: bool, e
         out.write(f"{_CLEAR}{line}" if terminal else f"{line}\n")
         out.flush()
 
-
-# Formats bytes for people.
 
 KIB = 1024
 MIB = 1024 * KIB

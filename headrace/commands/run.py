@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from headrace.up.terminal import Terminal
 
 
-# Serves `/live`, `/ready`, `/health` and `/metrics` of a worker or router to orchestrators, from threads of its own.
-
 PATIENCE_S = 10.0  # a client that sends nothing for so long is let go
 
 
@@ -113,8 +111,6 @@ def serve_probes(host: str, port: int, state: PartState) -> int:
     Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return int(server.server_port)
 
-
-# Checks what a start would find out only later, before anything is started, downloaded or imported at length.
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _PROBE_BYTES = 4 << 20  # what the NATS server writes in its first seconds

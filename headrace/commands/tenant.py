@@ -29,8 +29,6 @@ from headrace.jetstream.errors import ObjectNotFound
 from headrace.jetstream.ports import StoredMessage
 from headrace.jetstream.subjects import Subjects
 
-# Writes all that is stored of one tenant into a folder: JSON lines for each kind, contents as files, and a manifest.
-
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 
@@ -230,8 +228,6 @@ def _table(counts: Mapping[str, int]) -> str:
         return "nothing is stored of this tenant\n"
     return columns([["kind", "number"], *([kind, str(number)] for kind, number in counts.items())])
 
-
-# Adds `headrace tenant` and its actions on the data of one tenant to the command line.
 
 EXAMPLES = """examples:
   headrace tenant export acme --out acme-data     all that is stored of acme, with a manifest

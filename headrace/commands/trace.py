@@ -42,8 +42,6 @@ from headrace.jetstream.errors import RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-# Runs `headrace router explain` and `status`: queries to all live routers over NATS.
-
 
 def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
     """Run `headrace router explain`. Raises CommandError when no router knows the request."""
@@ -164,8 +162,6 @@ def _row(candidate: Candidate, *, chosen: bool) -> list[str]:
 def _ids(routers: list[RouterMember]) -> list[str]:
     return [member.router for member in routers]
 
-
-# Tells the story of a request as a text: what happened when, where the time went, and why each worker was chosen.
 
 BAR = 60  # characters of the timeline
 
@@ -419,8 +415,6 @@ def story_data(stories: list[Story], decided: list[Decided], records: list[Route
     ]
     return {"stories": rows, "recorded": stored}
 
-
-# Adds `headrace trace` to the command line.
 
 EXAMPLES = """examples:
   headrace trace chatcmpl-5f0c2a          the id of an answer, or of the request in the log

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from headrace.workers.settings import WorkerSettings
 
 
-# Makes the flags of a command from the declared settings, and reads the settings that its flags give.
-
-
 def read_settings(parsed: argparse.Namespace, command: Command) -> Settings:
     """Return the settings of a parsed command line. Raises SettingsError."""
     given = vars(parsed)

@@ -28,8 +28,6 @@ from headrace.config.command_line import (
     WorkerPool,
 )
 
-# Settings of the planner.
-
 FORECASTERS = ("arima", "ces", "ets", "theta")  # of statsforecast
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from headrace.base.errors import SettingsError
 from headrace.config.options import Option, find, find_variable, section_options
 
-# Keeps secrets out of what others can see: settings that are shown, the list of processes, the environment of children.
-
 MASK = "********"
 
 # From the start of an address to its last @ before the next address: a password may contain any other character.

@@ -114,8 +114,6 @@ def _done(message: str) -> Response:
     return Response(msgspec.json.encode({"message": message}), media_type="application/json")
 
 
-# Answers questions about single requests: the last ones that were placed, and the story of one with its timeline.
-
 PAGE = 50
 MOST_ID = 160
 _UNSHOWN = frozenset({"hashes", "prefill", "v"})
@@ -177,8 +175,6 @@ def placement_row(one: Routed) -> dict[str, Any]:
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
 
-
-# Answers `/metrics` of the console: depth, age and lag of the deployment's streams, which no other process reads.
 
 _BEARER = "bearer "
 

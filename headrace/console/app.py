@@ -228,8 +228,6 @@ async def _work(server: ConsoleServer, options: ConsoleOptions, connect: Connect
         await asyncio.Event().wait()
 
 
-# Runs `headrace console`: beside a running deployment, or as a part of `headrace up`.
-
 KEY_BYTES = 24
 LEAST_KEY = 16  # characters of a key that an operator chooses
 
@@ -274,8 +272,6 @@ def _running_frontend(settings: Settings) -> str:
     running = read_run_file(Path(settings["data_dir"]).resolve())
     return running.url or "" if running is not None else ""
 
-
-# Adds `headrace console` to the command line.
 
 EXAMPLES = """examples:
   headrace console                                beside a running `headrace up`, in its folder

@@ -178,8 +178,6 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     return int(first.split(" ", 2)[1]), headers
 
 
-# Serves the console's page and its files, which are part of the package: nothing is built, nothing comes from other hosts.
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -34,8 +34,6 @@ from headrace.jetstream.topology import Topology
 from headrace.top import load_reports, stored_requests, worker_row
 from headrace.up.runfile import run_file_of
 
-# Makes the tables of workers, pools and the whole deployment from what members and load reports say; reads nothing itself.
-
 
 class StartingWorker(NamedTuple):
     """A worker's process: its name, its pid, and since when (Unix time, rounded) it runs; 0 = unknown.

@@ -26,8 +26,6 @@ from headrace.jetstream.subjects import Subjects
 from headrace.planner.plan import REASONS, Action, Plan
 from headrace.up.worker_plan import ask_for_worker
 
-# Defines the Prometheus metrics of the planner.
-
 DESIRED = Gauge("headrace_planner_desired_workers", "Workers that the planner wants", ["pool", "role"])
 SUPPLY = Gauge("headrace_planner_supply_workers", "Workers that serve or are on their way", ["pool", "role"])
 NEEDED = Gauge("headrace_planner_needed_workers", "Workers that the load needs, before bounds and hysteresis", ["pool", "role"])

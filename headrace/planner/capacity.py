@@ -217,8 +217,6 @@ def workers_for(rate: float, capacity: Capacity, targets: Targets, *, most: int)
     return most
 
 
-# Knows how long workers take to start, and which starts that were asked for are still on their way.
-
 KEPT = 20
 LOST_AFTER = 3.0  # start-up times: a start that shows nothing for so long has failed, and is supply no more
 LEAST_LOST_S = 30.0

@@ -262,8 +262,6 @@ def _profile_table(found: dict[str, RoleProfile]) -> str:
     return columns(rows)
 
 
-# Runs `headrace planner replay`: what the planner would have made of recorded requests, in virtual time.
-
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -315,8 +313,6 @@ def _replay_table(lines: list[Played]) -> str:
     ]
     return columns(rows)
 
-
-# Adds `headrace planner` to the command line.
 
 PLANNER_EXAMPLES = """examples:
   headrace planner                                   say what it would do, beside a running `headrace up`

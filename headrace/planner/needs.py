@@ -43,8 +43,6 @@ def batch_workers(backlog: Iterable[tuple[float, int]], *, per_s: float, start_s
     return ceil(wanted - 1e-9)
 
 
-# Keeps the arrivals of a pool as a series of equal steps, in which a step that was not watched is unknown and not zero.
-
 LEAST_WATCHED = 0.5  # of a step: less is no measurement
 
 
@@ -118,8 +116,6 @@ class DemandSeries:
         self.first_s = open_s - len(self.values) * step_s
         return True
 
-
-# Keeps the shape of the last requests: lengths, and how long they waited before they were placed.
 
 KEPT = 500
 FIRST_OUTPUT = 256.0  # tokens, while no answer has ended

@@ -46,8 +46,6 @@ def victims(workers: Sequence[WorkerSight], leave: int) -> list[WorkerSight]:
     return sorted(workers, key=lambda one: (one.held, one.kv_used or 0.0, one.worker))[:leave]
 
 
-# Defines what a planner wants done, and orders the ways to more workers by what they cost.
-
 ActionKind = Literal["role", "wake", "start", "drain"]
 
 

@@ -94,8 +94,6 @@ def serve_page(host: str, port: int, page: DesiredPage, state: PartState) -> int
     return int(server.server_port)
 
 
-# Runs the planner: leads or follows, looks at the deployment every tick, plans, acts if told to, and remembers.
-
 log = structlog.get_logger()
 
 LEASE_KEY = "planner_leader"

@@ -128,8 +128,6 @@ class Engine:
         return ended
 
 
-# Simulates a pool in virtual time: one queue, engines that start and drain, and a decision about their number at each tick.
-
 Decide = Callable[[Observation], Iterable[Action]]
 AFTER_S = 3600.0  # after the last arrival; what has not ended then, never does
 
@@ -293,8 +291,6 @@ class World:
         )
 
 
-# Reads the requests of the past, from a deployment's placement records or from a file, for a replay of the planner.
-
 AT_ONCE = 1000
 
 
@@ -347,9 +343,6 @@ def from_start(rows: Iterable[tuple[float, int, int, int]]) -> list[Request]:
         Request(at=at - ordered[0][0], prompt=max(1, prompt), uncached=max(0, uncached), output=max(1, output))
         for at, prompt, uncached, output in ordered
     ]
-
-
-# Plays the past again with the planner and with fixed numbers of workers, and tells what each would have cost.
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,8 +79,6 @@ def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = (
     return f"\n{ready}\n\n{where}{example.format(url=url, model=model)}\nCtrl-C stops everything.\n"
 
 
-# Reports the progress of `headrace up` while it starts, and prints its one ready line.
-
 _log = structlog.get_logger()
 
 _POLL_S = 0.05

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from headrace.jetstream.client import Connection
 
 
-# Notices that the certificates of the embedded NATS server were renewed.
-
-
 class CertificateFiles:
     """Files whose changes are looked for. One that is missing for a moment, while it is replaced, has not changed."""
 

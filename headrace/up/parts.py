@@ -124,9 +124,6 @@ async def kinds_of(host: str, port: int, model: str, *, tls: bool = False) -> li
         return []
 
 
-# Assigns to the parts of `headrace up` their ports for probes and metrics, which they keep when they are restarted.
-
-
 def assign_ports(first: int | None, count: int, taken: set[int], *, host: str = "127.0.0.1") -> list[int]:
     """Return a port for each of `count` parts, counting up from `first`; free ones outside `taken` for 0 or None.
 
@@ -142,8 +139,6 @@ def assign_ports(first: int | None, count: int, taken: set[int], *, host: str = 
         ports.append(port)
     return ports
 
-
-# Describes the console of one `headrace up`: its process, its port, and the link that holds its key.
 
 CONSOLE_GRACE_S = 3.0
 KEY_BYTES = 24

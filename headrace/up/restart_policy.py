@@ -87,9 +87,6 @@ class RestartState:
         return Restart(min(wait_s, self._backoff.most_s), self.crashes)
 
 
-# Holds a process that `headrace up` keeps running: its command line, its environment, and the state of its restarts.
-
-
 @dataclass(slots=True, eq=False)
 class ManagedProcess:
     """A process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""

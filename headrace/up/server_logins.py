@@ -26,8 +26,6 @@ from headrace.jetstream.logins.roles import Login
 from headrace.jetstream.subjects import Subjects, pool_id, tenant_token
 from headrace.up.runfile import LOGINS, ONE_LOGIN
 
-# Lists the pools of one `headrace up`, each with settings of its own.
-
 
 def every_pool(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield the name and the settings of each pool that `headrace up` runs. The name of the first one is empty.

@@ -295,8 +295,6 @@ def _ending(exit_code: Any) -> str:
         return f"killed by signal {-exit_code}"
 
 
-# Keeps the log lines of all parts of `headrace up` in a file of bounded size, where the terminal shows only a few of them.
-
 MOST_BYTES = 8 << 20
 
 
@@ -346,9 +344,6 @@ class LogFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8", errors="replace")
         self._bytes = self._file.tell()
-
-
-# Writes the terminal of `headrace up` for a person: a few lines and one live line; all log lines go to a file.
 
 
 class ShortTerminal(Terminal):

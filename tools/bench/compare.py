@@ -154,8 +154,6 @@ def ratios(turns: dict[str, list[Turn]]) -> dict[str, dict[str, Ratio]]:
     return found
 
 
-# Renders a comparison as text for a terminal.
-
 _COLUMNS = (
     ("requests/s", "requests_s", 0),
     ("tokens/s", "tokens_s", 0),
@@ -298,9 +296,6 @@ def _compared(parsed: argparse.Namespace, names: Sequence[str], work: Work) -> C
 def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-# Adds `headrace bench` and its actions to the command line.
 
 
 def add_bench(commands: Any, about: str) -> None:

@@ -139,8 +139,6 @@ class StreamConnection(asyncio.Protocol):
             self._end(f"connection lost: {exc}")
 
 
-# Sends requests to a server: each connection one after the other, or each request at its time, however many are under way.
-
 PATH = "/v1/chat/completions"
 # Most tokenizers have one token for each.
 WORDS = (
@@ -187,9 +185,6 @@ def target(url: str, model: str, key: str = "") -> Target:
     return Target(parts.hostname, port, model, key, parts.path.rstrip("/") + PATH)
 
 
-# Bodies.
-
-
 def body(model: str, words: Sequence[str], tokens: int) -> bytes:
     """Return a streamed chat that gets exactly so many tokens."""
     return json.dumps(
@@ -222,9 +217,6 @@ def trace_body(model: str, request: TraceRequest) -> bytes:
     return body(model, words[: request.tokens], request.output)
 
 
-# Times.
-
-
 def steady(rate: float, requests: int) -> list[float]:
     """Return times at equal distances, in seconds."""
     return [number / rate for number in range(requests)]
@@ -243,9 +235,6 @@ def poisson(rate: float, requests: int, seed: int) -> list[float]:
 def trace_times(trace: Trace, speed: float) -> list[float]:
     """Return the times of a trace, `speed` times as fast, from its first request on."""
     return [(request.at_s - trace.requests[0].at_s) / speed for request in trace.requests]
-
-
-# Runs.
 
 
 async def run_closed(

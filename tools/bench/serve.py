@@ -77,8 +77,6 @@ def draw(curves: Mapping[str, Sequence[float]]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-# CPU seconds and memory of the server's processes, read from /proc.
-
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -124,8 +122,6 @@ def processes_of(data_dir: Path, parent: int) -> dict[str, int]:
         return parts | {"frontend": frontends[0]}
     return parts | {f"frontend-{number}": pid for number, pid in enumerate(sorted(frontends), 1)}
 
-
-# Reports a run of `headrace bench serve`: percentiles, and CPU and memory of each process.
 
 PERCENTS = (50, 90, 99)
 CLIENT = "client"

@@ -107,8 +107,6 @@ if __name__ == "__main__":
     uvloop.run(_forever(int(sys.argv[1])))
 
 
-# The peers as data: what is installed for each, what is started, and what it stands before.
-
 HEADRACE = "headrace"
 TORCH = ("torch==2.13.0+cpu", "torch")  # the first that can be had
 
@@ -250,8 +248,6 @@ def headrace_command(port: int, data_dir: Path, routers: int) -> tuple[str, ...]
     return (*command, "--port", str(port), "--data-dir", str(data_dir), "--log-level", "warning")
 
 
-# Makes a peer's environment: a folder with a Python of its own, into which pip installs it once.
-
 INSTALL_S = 1800.0
 STAMP = ".installed"
 
@@ -300,8 +296,6 @@ def _pip(folder: Path, words: tuple[str, ...], timeout_s: float) -> bool:
         except subprocess.TimeoutExpired:
             return False
 
-
-# Runs processes for the length of a comparison, and says what they and all their descendants have used.
 
 STOP_S = 20.0
 
@@ -388,8 +382,6 @@ def _runs(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
 
-
-# Headrace and its peers while they run: installed if need be, started with what they stand before, and ended together.
 
 START_S = 90.0
 

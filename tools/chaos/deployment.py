@@ -261,8 +261,6 @@ def _note(process: Process, *lines: str) -> None:
     process.log.writelines(f"{line}\n" for line in lines)
 
 
-# Checks that a deployment is well, and that it is quiescent: nothing in flight, queued, held or left behind.
-
 _QUEUES = ("REQ", "MOVED", "WORK", "PREFILL")
 _REPORTS_S = 0.6  # load reports come five times a second
 _QUIET_POLL_S = 0.5

@@ -109,8 +109,6 @@ def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[PlannedFault]:
         )
 
 
-# Injects duplicate publishes, as a publisher does whose first acknowledgement was lost.
-
 _MOST = 16
 _MSG_ID = "nats-msg-id"
 _PUBLISH_TIMEOUT_S = 1.0
@@ -151,8 +149,6 @@ async def publish_duplicates(connection: Connection, names: Subjects, *, for_s: 
             await subscription.unsubscribe()
     return count
 
-
-# Measures stalls of the host itself: pauses that no injected fault explains.
 
 _STALL_POLL_S = 0.05
 _ASK_EVERY_S = 0.25
@@ -201,8 +197,6 @@ class HostStalls:
             for injury in self._ledger.injuries
         )
 
-
-# Injects the drawn faults and ends them: kills, freezes, drains, partitions, and interruptions of the NATS server.
 
 _log = structlog.get_logger()
 

@@ -196,8 +196,6 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, min(len(ordered), int(rank)) - 1)]
 
 
-# Checks an answer of any API against the expected one: texts, arguments of tool calls, log-probabilities and finish reason.
-
 _CRASHED = "crashed"  # The poison error's message has this word. These APIs have no field for our error code.
 
 

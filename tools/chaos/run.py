@@ -32,8 +32,6 @@ from headrace.tools.chaos.faults import FaultInjector, HostStalls, draw_faults, 
 from headrace.tools.chaos.ledger import Ledger, Outcome, percentile
 from headrace.tools.chaos.questions import DEADLINE_S, draw_questions
 
-# Reports the result of a chaos run as text and as data.
-
 _MOST_SHOWN = 20
 
 
@@ -269,8 +267,6 @@ def _check(options: ChaosOptions) -> None:
     if shape.mode == "disagg" and find_spec("nixl") is None:
         raise CommandError("--mode disagg moves KV blocks over NIXL, and the package nixl is not installed")
 
-
-# Adds `headrace chaos` to the command line.
 
 EXAMPLES = """examples:
   headrace chaos --minutes 3 --seed 7

@@ -24,8 +24,6 @@ from headrace.broker.messages.events import JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 
-# Ports of the benchmark: the router as it uses it.
-
 
 class Scheduling(Protocol):
     """The methods of `headrace.router.placement.scheduler.Scheduler` that the world calls."""

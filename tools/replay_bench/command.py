@@ -181,9 +181,6 @@ def _progress(parsed: argparse.Namespace) -> Callable[[str], None]:
     return show
 
 
-# Values of options.
-
-
 def _list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
     def parse(text: str) -> list[T]:
         return [item(part.strip()) for part in text.split(",")]

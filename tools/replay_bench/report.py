@@ -94,8 +94,6 @@ def facts(trace: Trace) -> TraceFacts:
     )
 
 
-# Comparison of policies, side by side on one pool.
-
 ROUND_ROBIN = "round-robin"
 AROUND_KNEE = (0.5, 0.8, 1.1)  # parts of the classic's knee at which all are compared
 
@@ -197,8 +195,6 @@ class Comparison:
 def _seconds(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.2f} s"
 
-
-# The report of a replay as text.
 
 _TIMED = (
     "POLICY", "HITS", "OF ∞", "OF POOL", "BALANCE", "TOKENS", "TTFT p50", "p90", "p99", "max",

@@ -23,8 +23,6 @@ from headrace.tools.replay_bench.classic import MakeRouter, Router
 from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayFleet, ReplayJob
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS, Trace
 
-# The messages of a pool as the benchmark's workers and routers would send them.
-
 MOST_HASHES = 512  # in one `placed` event
 
 

@@ -128,8 +128,6 @@ class LentMemory:
         return await asyncio.to_thread(self._arena.read, lent.first, lent.size)
 
 
-# Reads records out of the memory of encode workers over NIXL, in a thread of its own: an agent belongs to one thread.
-
 log = structlog.get_logger()
 
 READ_BYTES = 64 << 20

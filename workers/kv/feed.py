@@ -21,8 +21,6 @@ from headrace.workers.engine import Engine, KvBatch, KvEvent, Tier
 from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.kv.translator import CacheChange, Translator
 
-# Computes how much of a prompt an engine should find in its cache, as far as its KV events tell.
-
 
 def cached_tokens(chain: Sequence[int], tokens: int, *, block_size: int, cache: Container[int], engine_block: int = 0) -> int:
     """Return the tokens of the longest prefix in `cache`, in whole blocks. At least one token is left to be computed.
@@ -37,8 +35,6 @@ def cached_tokens(chain: Sequence[int], tokens: int, *, block_size: int, cache: 
     found = next((n for n in range(blocks) if chain[n] not in cache), blocks)
     return found * block_size // whole * whole
 
-
-# Reads the batches of cache events that engines publish: what vLLM's and SGLang's have in common.
 
 log = structlog.get_logger()
 

@@ -331,9 +331,6 @@ class KvPublisher:
         self._dump_wanted = True
 
 
-# Publishes the cache events of all data-parallel ranks of a worker, each as a place of its own (`headrace.broker.places`).
-
-
 class RankPublishers:
     """Runs a publisher per rank. Implements `headrace.broker.worker.state.KvPort`."""
 
@@ -359,9 +356,6 @@ class RankPublishers:
     @property
     def state(self) -> str:
         return next((publisher.state for publisher in self._publishers if publisher.state != "ok"), "ok")
-
-
-# Wires a worker's cache events: per rank of the engine a translator with its feed and its publisher.
 
 
 @dataclass(frozen=True)

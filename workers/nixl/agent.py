@@ -57,8 +57,6 @@ def unpack(data: bytes) -> Card:
     return card
 
 
-# The agents whose memory can be reached.
-
 log = structlog.get_logger()
 
 

@@ -36,8 +36,6 @@ PEERS_LOST = Counter("headrace_nixl_peers_lost_total", "Peers dropped because NI
 UNSETTLED = Gauge("headrace_nixl_unsettled_transfers", "Transfers given up that may still touch memory")
 
 
-# A transfer as its caller sees it.
-
 Operation = Literal["read", "write"]
 State = Literal["active", "done", "failed"]
 Reason = Literal["", "deadline", "peer_gone", "forgotten", "refused", "closed"]

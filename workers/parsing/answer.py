@@ -75,8 +75,6 @@ class ParsedAnswer:
         return AnswerUnreadable(f"the parser could not read the answer: {error!r}")
 
 
-# Compares a streamed answer with the same answer parsed as a whole, and returns the parts that complete it, if possible.
-
 Outcome = Literal["same", "completed", "differs"]
 
 

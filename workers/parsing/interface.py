@@ -148,8 +148,6 @@ def _list_of_calls(functions: Sequence[Mapping[str, Any]], *, several: bool) -> 
     return schema
 
 
-# Derives the ids of tool calls, which stay the same however often an answer is interrupted and resumed.
-
 _ENGINE_MADE = re.compile(r"(chatcmpl-tool-|call_(\d+_)?)[0-9a-f-]{16,}")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 

@@ -76,9 +76,6 @@ def _local(reason: str) -> PrefillDecision:
     return PrefillDecision(remote=False, reason=reason)
 
 
-# Coordinates a worker's hand-overs: decides where each prompt is computed, and reports the last hand-over.
-
-
 class HandoverCoordinator:
     """Implements `headrace.workers.runtime.runs.RemotePrefills`."""
 
@@ -251,9 +248,6 @@ class PeerWarmup:
             on_output,
         )
         return ended
-
-
-# Wires the parts of a worker's hand-overs: the prefill side, the decode side, and the warm-up of peers.
 
 
 def create_prefill_side(

@@ -75,9 +75,6 @@ def cannot_resume(run: Run, generation: Generation, capabilities: Capabilities) 
     return None
 
 
-# Builds the choices for the engine from the payload of a claimed job.
-
-
 class ChoiceIntake:
     """Builds the choices of jobs. Without `parsers` answers are plain text."""
 

@@ -38,8 +38,6 @@ from headrace.workers.runtime.runs import ChoiceIntake, RemotePrefills, Runs, re
 from headrace.workers.runtime.sequences import Embeddings, EngineCommands, RawSubmissions, Sequences
 from headrace.workers.runtime.watchdog import EngineWork, Watchdog
 
-# Adds the engine's part to the load of each data-parallel rank in a load report.
-
 
 def rank_loads(ranks: Sequence[RankLoad], load: Load, unsubmitted: Mapping[int, int]) -> list[RankLoad]:
     """Return the load of each rank. `unsubmitted`: tokens that the engine has not got yet, by rank.
@@ -73,8 +71,6 @@ def _share(load: Load, ranks: int) -> Load:
         step_decodes=load.step_decodes // ranks,
     )
 
-
-# Detects stuck sequences: accepted by a running engine but receiving no tokens.
 
 log = structlog.get_logger()
 
@@ -124,8 +120,6 @@ def give_up(stuck: Stuck, sink: RunSink) -> None:
     message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
     sink.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))
 
-
-# Changes an engine's adapters for the worker session, with a time limit and only if the engine can.
 
 CHANGE_S = 120.0  # an engine reads the files of an adapter and copies them to its device
 

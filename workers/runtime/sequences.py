@@ -21,8 +21,6 @@ from headrace.workers.kit import refuse_undeclared
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.watchdog import Watchdog
 
-# Sends commands to the engine, one after the other.
-
 log = structlog.get_logger()
 
 Command = Callable[[], Awaitable[None]]
@@ -49,9 +47,6 @@ class EngineCommands:
                 self._dead(str(error))
             except WorkerError as error:
                 log.warning("engine.command_failed", error=str(error))
-
-
-# Adds embeddings of media that other workers have computed to a sequence, before the engine gets it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +77,6 @@ async def with_embeddings(embeddings: Embeddings | None, sequence: Sequence, ori
         return sequence
     found = await embeddings.fetch(sequence, origin)
     return msgspec.structs.replace(sequence, embeddings=found) if found else sequence
-
-
-# Runs engine sequences that are no choices: canaries, prefills for other workers and peer warm-ups.
 
 
 class RawSubmissions:

@@ -147,9 +147,6 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
 read_batch = BatchReader("sglang", msgspec.msgpack.Decoder(_Batch), _event).read
 
 
-# Describes to SGLang the sockets on which the worker listens to its KV events.
-
-
 class KvListener(RankListeners):
     """Listens to SGLang's KV events. Create it before SGLang starts, with `config()`."""
 

@@ -40,8 +40,6 @@ from headrace.workers.sglang.messages import (
 from headrace.workers.sglang.settings import read_adapter
 from headrace.workers.tokens import token_table
 
-# Measures SGLang's load from the snapshots that its schedulers keep in shared memory, and from the steps that it reports.
-
 
 class LoadMeter:
     """Turns snapshots of all data-parallel ranks into one `Load`."""

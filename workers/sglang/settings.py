@@ -198,8 +198,6 @@ def check_names(args: Mapping[str, Any], known: Iterable[str]) -> None:
             raise EngineStartFailed(f"SGLang has no setting {name!r}{hint}")
 
 
-# Checks the names and plain types of an operator's SGLang settings by SGLang's source: importing SGLang takes many seconds.
-
 _SOURCES = Path("srt", "arg_groups", "fields")  # a class in each file; `ServerArgs` has the fields of all of them
 _ONE_OF_THEM = "page_size"
 

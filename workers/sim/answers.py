@@ -137,8 +137,6 @@ def _check_ids(sampling: Sampling, vocabulary: Vocabulary) -> None:
                 raise RequestInvalid(f"{param}: the vocabulary has {vocabulary.size} tokens, and no token {token}", param=param)
 
 
-# Chooses the answer of a sequence: drawn words, or the text that the request prescribes.
-
 PRESCRIBED = "sim_answer"
 """The extra field of a request that holds the text to answer with."""
 

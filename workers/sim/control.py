@@ -91,8 +91,6 @@ def sleep_args(given: object) -> SleepArgs:
         raise RequestInvalid(f"sleep: {error}") from None
 
 
-# An engine's membership of the fabric: the requests of other engines, and the worker's part in hand-overs.
-
 ROLES = frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE})
 """Those of an engine that can hand over."""
 

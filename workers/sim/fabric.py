@@ -205,9 +205,6 @@ PROCESS_FABRIC = LocalFabric()
 """Joins the simulated engines of this process that ask for `fabric` "local"."""
 
 
-# State and terms that both sides of a hand-over share.
-
-
 @dataclass(slots=True)
 class PeerLink:
     """A link that carries one transfer after the other."""

@@ -452,8 +452,6 @@ def _item(way: Way, number: int) -> Schema:
     return found
 
 
-# Structured output by kind: a text that satisfies a request's constraint.
-
 _HOLDS_ANYWAY = "disable_any_whitespace"  # satisfied already: the only spaces are after commas and colons
 
 

@@ -81,9 +81,6 @@ def media_slots(table: TokenTable, tokens: int) -> dict[str, MediaSlot]:
     return {kind: MediaSlot(PLACEHOLDERS[kind], token, tokens) for kind, token in known.items() if token is not None}
 
 
-# The part of a sequence in a hand-over, and the parameters that a prefill side offers.
-
-
 class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of a params-style hand-over, opaque to all but the decode side. Times are Unix seconds."""
 
@@ -124,9 +121,6 @@ class Side:
     def pulls(self) -> bool:
         """True for a decode side that reads the blocks itself."""
         return self.offer is not None and self.offer.mode == "pull"
-
-
-# The state of a sequence inside the simulated engine.
 
 
 class Phase(Enum):
@@ -348,9 +342,6 @@ class SequenceRun:
         self.special_at = min(mark for mark in marks if mark is not None)
 
 
-# The sequences that wait for a slot, best first: by priority, then by arrival.
-
-
 class WaitingQueue:
     """A priority queue of sequences. Entries of sequences that have left are skipped."""
 
@@ -381,8 +372,6 @@ class WaitingQueue:
         """Note that a waiting sequence has left; its phase marks its entry."""
         self.count -= 1
 
-
-# The running batch: the sequences of an engine by phase, and the blocks they hold.
 
 _STARTED = (Phase.LOADING, Phase.PREFILL)
 

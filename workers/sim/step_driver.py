@@ -24,8 +24,6 @@ from headrace.workers.sim.kv_transfer import SimKvTransfer
 from headrace.workers.sim.scheduler import SimScheduler, StepResult
 from headrace.workers.sim.settings import Faults
 
-# Waits of the step driver: for time to pass, for work, and for notices and blocks from other engines meanwhile.
-
 
 async def pass_time(exchange: SimKvTransfer, until: float, clock: Callable[[], float]) -> None:
     """Yield to the event loop and wait out the time of a step. The fabric is polled meanwhile."""
@@ -60,8 +58,6 @@ async def until_work(scheduler: SimScheduler, work: asyncio.Event) -> None:
         if timer is not None:
             timer.cancel()
 
-
-# A profile of the simulator: its steps with their times and sizes, as a trace that browsers and Perfetto show.
 
 MOST_STEPS = 100_000  # kept of a long profile: the last ones
 _numbers = itertools.count(1)

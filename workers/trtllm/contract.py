@@ -196,8 +196,6 @@ def takes(function: Any, name: str) -> bool:
     return name in (_arguments(function) or frozenset())
 
 
-# Checks that TensorRT-LLM is installed, that it can be imported, and that it has the API that the adapter uses.
-
 _log = structlog.get_logger()
 
 PACKAGE = "tensorrt_llm"

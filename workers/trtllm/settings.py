@@ -110,8 +110,6 @@ class Adapters:
         return self._api.LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=adapter.folder)
 
 
-# Builds what changes a request's logits: a bias per token id, and logits processors that the operator has named.
-
 PROCESSORS_ARG = "logits_processors"
 
 

@@ -214,8 +214,6 @@ class LoadMeter:
         )
 
 
-# Reads from a model's folder what TensorRT-LLM does not tell: context length, vocabulary and end tokens.
-
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "model_max_length")
 
 

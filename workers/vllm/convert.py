@@ -252,8 +252,6 @@ def _logprob(token: int, position: Any, top: int, token_bytes: TokenBytes, *, ra
     return TokenLogprob(token, token_bytes(token), float(position[token].logprob), alternatives, rank)
 
 
-# The death of vLLM's engine core: noticed by polling or by a failed call, declared once, with its reason.
-
 CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
 _POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
 
@@ -294,8 +292,6 @@ class CoreDeath:
             return EngineOverloaded(str(error))
         return translate_invalid(error) or error
 
-
-# The operations of a started vLLM beside those of adapters: prefix cache, pause, sleep and profiler.
 
 PROFILE_OPERATIONS = frozenset({"start_profile", "stop_profile"})
 SLEEP_OPERATIONS = frozenset({"sleep", "wake"})

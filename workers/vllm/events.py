@@ -136,9 +136,6 @@ def media_digest(identifier: str) -> int:
     return digest
 
 
-# Describes to vLLM the sockets on which the worker listens to its KV events.
-
-
 class KvListener(RankListeners):
     """Listens to vLLM's KV events. Create it before vLLM starts, with `config()`."""
 

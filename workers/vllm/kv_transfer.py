@@ -142,8 +142,6 @@ def _reserve(reserved: ExitStack, host: str, port: int, ranks: int) -> int:
     return port
 
 
-# Handles the KV transfers of a started engine: sequences that fetch blocks, and blocks that are offered.
-
 _log = structlog.get_logger()
 
 POLL_S = 1.0  # seconds between two checks of sequences that wait for blocks

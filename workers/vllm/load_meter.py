@@ -153,8 +153,6 @@ class LoadMeter:
         return StepListener
 
 
-# Decides what vLLM does with its own statistics: Prometheus series beside ours, and log lines where they are asked for.
-
 LOG_EVERY_S = 10.0
 
 

@@ -387,9 +387,6 @@ def check_pixels(items: Seq[Item], *, most: int) -> None:
             raise RequestInvalid(f"{item.param}: {told}", param=item.param)
 
 
-# Builds the prompts of an engine's requests, and keeps what encode workers have made of their media while they need it.
-
-
 class Prompts:
     """The prompts of one engine. Without `reader` the model takes no media, without `lent` no embeddings are passed."""
 

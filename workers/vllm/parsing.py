@@ -29,8 +29,6 @@ from headrace.workers.parsing.stages import overlap
 from headrace.workers.tokens import TokenTable
 from headrace.workers.vllm.settings import prepare_environment
 
-# Parses an answer with vLLM's parser: streamed by `parse_delta`, one token at a time, or as a whole by `parse`.
-
 log = structlog.get_logger()
 
 

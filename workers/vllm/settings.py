@@ -399,8 +399,6 @@ def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# Checks the names and plain types of an operator's vLLM settings by vLLM's source: importing vLLM takes many seconds.
-
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
 
