@@ -1,4 +1,4 @@
-"""Cancels running requests of any frontend: `DELETE /v1/requests/{id}`."""
+"""Routes for operators: cancelling requests of any frontend, loading and unloading adapters, and routes that are not served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the requests and answers of the routes over batches, and the events of webhooks, in OpenAI's shapes."""
+"""OpenAI's batch routes, and the webhook that is called when a batch ends."""
 
 from __future__ import annotations
 

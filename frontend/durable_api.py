@@ -1,4 +1,4 @@
-"""Names the events of durable streams, and checks the names that clients give."""
+"""Durable streams: plans stored jobs, names their events, and serves `GET /v1/streams/{job}`."""
 
 from __future__ import annotations
 

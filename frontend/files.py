@@ -1,4 +1,4 @@
-"""Defines the requests and answers of the routes over files and uploads."""
+"""OpenAI's routes over files and uploads in parts, including range requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits the body of a stored job: its answer is whole or a durable stream, whatever the body says of streaming."""
+"""Renders stored jobs: plans them with the API that they belong to, and writes a whole answer or a durable stream."""
 
 from __future__ import annotations
 

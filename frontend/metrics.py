@@ -1,4 +1,4 @@
-"""Declares all metrics of the HTTP surface, in one registry per application, so that two in one process do not mix."""
+"""Metrics of the HTTP surface, in one registry per application, so that two in one process do not mix."""
 
 from __future__ import annotations
 

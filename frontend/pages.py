@@ -1,4 +1,4 @@
-"""Lays out the HTML pages: one frame and one style sheet, without scripts and without anything from other hosts."""
+"""HTML pages for `/` and `/docs`: one style sheet, no scripts, and nothing from other hosts."""
 
 from __future__ import annotations
 

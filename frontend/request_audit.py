@@ -1,4 +1,4 @@
-"""Decides what the audit stream keeps of a request: its figures, its content where that is wanted, and what is redacted."""
+"""The audit stream: records of ended requests, with content if configured, redacted and written behind a bounded queue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The names of spans' attributes: those of OpenTelemetry's GenAI, HTTP and messaging conventions, and ours.
+"""Spans of a request: W3C trace contexts, attribute names, and the spans made from its timeline.
 
-The GenAI conventions still change; what Headrace sends of them stands here and nowhere else.
+The GenAI conventions still change; their names are used here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Encodes spans as OTLP's protobuf message `ExportTraceServiceRequest`, without objects of OpenTelemetry's packages.
+"""Traces of requests: which ones are kept, and their export over OTLP as protobuf.
 
-Building and encoding those costs several times as much, and the interpreter does it while requests wait.  The field numbers are
-those of `opentelemetry/proto/trace/v1/trace.proto`; a test reads what is written with OpenTelemetry's own classes.
+OpenTelemetry's own objects are not used: building and encoding them costs several times as much, while requests wait. The
+field numbers are those of `opentelemetry/proto/trace/v1/trace.proto`; a test reads the bytes with OpenTelemetry's classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps a conversation, and reads what a person types: a message, or a command that begins with a slash."""
+"""The `headrace chat` command: a conversation on a terminal, or one answer where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses command lines, and says of a wrong one in a line what is wrong with it and what was probably meant."""
+"""The `headrace` command line: its parser, its help, shell completion, and commands from entry points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs the demo's deployment: `headrace up` with two simulated workers, in a temporary folder and on free ports.
+"""The command `headrace demo`: an answer streams, its worker is killed, and the answer continues on another one.
 
-It is a process of its own, in a session of its own, so that Ctrl-C reaches the demo alone. The kernel kills it when the demo
+Its deployment is a process with a session of its own, so that Ctrl-C reaches the demo alone. The kernel kills it when the demo
 dies, and all its parts with it.
 """
 

@@ -1,4 +1,4 @@
-"""Defines the findings of `headrace doctor` and the exit code that follows from them."""
+"""The command `headrace doctor`: checks this machine, the NATS server and the deployment, and prints findings."""
 
 from __future__ import annotations
 

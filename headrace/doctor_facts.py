@@ -1,4 +1,4 @@
-"""Describes what `headrace doctor` knows of the NATS server, the deployment and this machine, as plain data."""
+"""Facts for `headrace doctor` about this machine, the NATS server and the deployment, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a deployment does now, for `headrace top`: its parts, their load, and what waits in its streams."""
+"""The command `headrace top`: parts of a deployment, their load, and the depths of its streams, live on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs an adapter's two files into a tar archive, and unpacks them, and nothing else, from one."""
+"""Files of adapters: packed as a tar archive, downloaded from hubs, S3 and web servers, and checked for an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports how much of a download has arrived, by the size of the folder that another program writes it to."""
+"""The bundled chat model: built from a Python package on the first start, with the progress of downloads reported."""
 
 from __future__ import annotations
 

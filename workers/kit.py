@@ -1,4 +1,4 @@
-"""Describes what an engine can declare in any of its configurations, in words that need no engine to be installed.
+"""Common parts of engine adapters: declared support, LoRA settings, checks of arguments, ports, and NIXL's pace.
 
 A started engine declares what it can do as it was started (`Engine.capabilities`). `EngineSupport` is the union over all
 configurations: the support table of the documentation is made from it, and the engine contract tests

@@ -1,4 +1,4 @@
-"""Measures the memory that a worker and its engine's processes use, on the host and on the devices.
+"""Operations and health of a started engine, for operators and orchestrators.
 
 A sleep reports what it has freed as the difference of two measurements, not as what the engine meant to free.
 """

@@ -1,4 +1,4 @@
-"""Plans requests of `POST /v1/messages` and counts those of `/v1/messages/count_tokens`: blocks, messages, job."""
+"""Plans requests of Anthropic's Messages API, counts their tokens, and describes models in Anthropic's shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller: the key that a request came with, and what it may do."""
+"""The caller of a request, its rights, the salt of its prefix cache, and the addresses that need no key."""
 
 from __future__ import annotations
 

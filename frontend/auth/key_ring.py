@@ -1,4 +1,4 @@
-"""The keys that a frontend knows, by their hashes: those that the operator gave, and those in the store."""
+"""API keys and signed tokens that a frontend accepts, and the audit log of refusals and of operators' changes."""
 
 from __future__ import annotations
 

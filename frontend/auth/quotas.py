@@ -1,4 +1,4 @@
-"""Holds the quotas of keys and tenants: every request is counted before its body is read, its tokens before it is submitted."""
+"""Quotas of keys and tenants: requests are counted before the body is read, tokens before the job is submitted."""
 
 from __future__ import annotations
 

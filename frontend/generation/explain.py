@@ -1,4 +1,4 @@
-"""Adds a response header that explains the router's placement, for requests that ask for it."""
+"""The story of a request: a header that explains its placement, its log line, and the merged answer of several jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job options common to generation and pooling: tenant, class, priority, deadline, routing."""
+"""Job options common to generation and pooling: tenant, class, priority, deadline, and the routing headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a checked generation request and its encoded prompts into jobs: the planning step that all generating APIs share."""
+"""Turns a generation request and its encoded prompts into jobs, with sampling, stop strings and guided decoding."""
 
 from __future__ import annotations
 

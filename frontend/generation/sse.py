@@ -1,4 +1,4 @@
-"""Base classes of the writers, which turn the rows of a request into bytes for its client."""
+"""Writers that turn the rows of a request into bytes: their base classes, usage, log probabilities, and streamed events."""
 
 from __future__ import annotations
 

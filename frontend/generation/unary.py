@@ -1,4 +1,4 @@
-"""Writes whole answers of chat and completions, from the rows of all choices."""
+"""Writers of whole chat and completions answers, and of answers that are stored as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the lag of the event loop. Work that blocks the loop blocks every stream, so look at this figure first."""
+"""The event loop: its lag, a time budget per iteration, and memory returned to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans requests of `POST /api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings`."""
+"""Ollama's API: plans chats, prompts and embeddings, and describes the served models."""
 
 from __future__ import annotations
 

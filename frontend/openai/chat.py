@@ -1,4 +1,4 @@
-"""Plans requests of `POST /v1/chat/completions`: messages become a prompt, and the prompt a job."""
+"""Plans requests of `POST /v1/chat/completions`: messages become a prompt, and the prompt a job. Other APIs reuse it."""
 
 from __future__ import annotations
 

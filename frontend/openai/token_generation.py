@@ -1,4 +1,4 @@
-"""The bodies of `/inference/v1/generate`, token ids in and token ids out, as in vLLM's server."""
+"""`POST /inference/v1/generate`, token ids in and token ids out, as in vLLM's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, as in vLLM's server."""
+"""`POST /tokenize` and `/detokenize`, as in vLLM's server. The ingress has the tokenizer, so no job is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans requests of `POST /v1/embeddings`, `/v1/classify` and `/pooling`: every input becomes one vector."""
+"""Plans embeddings, classifications, vectors, scores and rankings, for all paths of the pooling APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns encoded inputs into jobs, for all pooling APIs."""
+"""Encodes texts and pairs into pooling inputs, and turns these into jobs, for all pooling APIs."""
 
 from __future__ import annotations
 

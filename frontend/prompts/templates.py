@@ -1,4 +1,4 @@
-"""Renders messages into prompt text with the chat templates of a model, which are compiled once per model."""
+"""Chat templates: a sandbox with limits on time and size, content formats, and rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of the Responses API as msgspec structs."""
+"""Output items and answers of the Responses API as msgspec structs."""
 
 from __future__ import annotations
 

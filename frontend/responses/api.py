@@ -1,4 +1,4 @@
-"""Plans requests of `POST /v1/responses` and counts those of `/v1/responses/input_tokens`: items, messages, job."""
+"""Plans requests of `POST /v1/responses` and counts those of `/v1/responses/input_tokens`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of stored responses: read one, list its input items, cancel or delete it."""
+"""Routes of stored responses, and the compaction of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request of `POST /v1/responses` as msgspec structs.
+"""Requests of the Responses API, and records of conversations, as msgspec structs.
 
 Names and ranges are OpenAI's, plus the additions of vLLM's server. Items and tools stay mappings: their fields depend on their
 type, and the translation names the path of a wrong field.

@@ -1,4 +1,4 @@
-"""A log of the events of one response, which can be read from any number on, also while events are added."""
+"""Background responses: the log of their events, the stored jobs that make them, and their final records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `headrace adapter push|ls|rm`: the LoRA adapters in the deployment's object store."""
+"""The commands `headrace adapter`, `headrace worker adapter` and `headrace model ls|rm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the running deployment for commands that were given no address or no login: its run file has both."""
+"""Connects commands to a running deployment, and runs `headrace worker status`, `drain` and `role`."""
 
 from __future__ import annotations
 

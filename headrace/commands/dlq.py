@@ -1,4 +1,4 @@
-"""Runs `headrace dlq ls`, `show` and `drop`: dead-lettered requests, and the server's advisories about our queues.
+"""The command `headrace dlq`: lists, shows, retries and drops dead letters, with the server's advisories about our queues.
 
 A dead letter is named by its number, which is its place in the stream, or by the id of its request.
 """

@@ -1,4 +1,4 @@
-"""Adds commands that have actions, such as `headrace dlq ls`, to the command line."""
+"""Parsers of commands that have actions, such as `headrace dlq ls`, and the help and version flags."""
 
 from __future__ import annotations
 

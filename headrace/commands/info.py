@@ -1,4 +1,4 @@
-"""Formats the output of `headrace config` and `headrace version`, and the tables of `docs/settings.md`."""
+"""The commands `headrace config`, `headrace version` and `headrace model`, and the tables of `docs/settings.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `headrace jobs ls`, `show`, `cancel` and `watch`: the jobs of a tenant, their results, and what happens to them."""
+"""The commands `headrace submit` and `headrace jobs`."""
 
 from __future__ import annotations
 

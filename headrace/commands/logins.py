@@ -1,4 +1,4 @@
-"""Runs `headrace init`: makes the logins of a deployment for a nats-server that is run by others, and its configuration."""
+"""The commands `headrace init` and `headrace steward`: logins for a nats-server that is run by others."""
 
 from __future__ import annotations
 

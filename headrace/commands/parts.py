@@ -1,4 +1,4 @@
-"""Runs `headrace worker health`, `sleep`, `wake`, `pause`, `resume`, `reset-cache`, `profile` and `log-level`."""
+"""The commands of workers and routers, the operations of an engine, and the commands that start a part of a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows how far a command is: a bar on a terminal, else a line from time to time."""
+"""Progress and waits of a command: a changing line on a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the parts of a deployment: sets up logging, builds the settings, runs, and turns an error into an exit code."""
+"""Runs the parts of a deployment: checks, logging, settings, probes, and the exit code of an error."""
 
 from __future__ import annotations
 

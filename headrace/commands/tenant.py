@@ -1,4 +1,4 @@
-"""Runs `headrace tenant export` and `delete`."""
+"""The command `headrace tenant`: exports and deletes the stored data of a tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `headrace trace`: the story of a request, from the frontends, the routers and the stored records of placements."""
+"""The commands `headrace trace` and `headrace router explain|status`: the timeline of a request and its placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks and converts the value of one setting, and shows it with secrets masked."""
+"""Values of settings: checks, conversion, masked secrets, and the further pools of one `headrace up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes dead letters and workers for an operator who has the admin key. Each act is told to the audit logs."""
+"""The console's routes that change dead letters and workers, and those about single requests and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the console's ASGI application: its routes, its tables, and one shape for every error."""
+"""The command `headrace console`: its process, its ASGI application, and one shape for every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes what has changed between two states of the console's tables, so that a tab is sent only that."""
+"""The console's tables: each is read once per interval for all tabs, and a tab is sent only what has changed."""
 
 from __future__ import annotations
 

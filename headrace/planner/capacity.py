@@ -1,4 +1,4 @@
-"""Derives from an engine's speed how many requests a second a worker takes within its targets, and how many workers it needs.
+"""Capacity of workers: learns what an engine step and a start cost, and derives requests per second within the targets.
 
 A worker that decodes `k` sequences at once computes prompts in the same steps. With `s` seconds for a step of `k` sequences,
 `o` tokens of output and `p` seconds for a prompt, Little's law gives the rate `k / (o·s + k·p)` at full load; the largest `k`

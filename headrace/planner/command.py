@@ -1,4 +1,4 @@
-"""Runs `headrace planner`: one connection, one page, until a signal."""
+"""The command `headrace planner`, with `replay` and `profile`."""
 
 from __future__ import annotations
 

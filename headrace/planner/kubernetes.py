@@ -1,4 +1,4 @@
-"""Defines what can go wrong between the planner and Kubernetes.
+"""Carries plans out on Kubernetes: its API, the scaled objects and their pods, and the errors of these.
 
 CommandError
 └── KubernetesError

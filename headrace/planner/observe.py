@@ -1,4 +1,4 @@
-"""Defines what the planner sees of a pool at one time. What is not known is None and never 0."""
+"""Observes a deployment for the planner: one observation per pool. Unknown values are None and never 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines what a tick of the planner comes to: numbers of workers, what to do, and exactly one named reason."""
+"""A plan: numbers of workers, actions and exactly one named reason; victims, the order of actions, and the shared budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans one pool of a model: an observation at each tick becomes a plan. No clock is read here, and nothing is done."""
+"""Plans one pool of a model at each tick and stores its state for a restart. No clock is read here, and no action taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves what the planner wants to autoscalers, beside its probes and metrics.
+"""The planner's process: leads or follows, plans at each tick, and serves the result to autoscalers.
 
 `/desired`: all pools and roles. `/desired/<pool>/<role>`: one number, as KEDA's `metrics-api` reads it (`valueLocation`:
 `desired`). A plan that is too old is an error and no number: a scaler then keeps what there is.

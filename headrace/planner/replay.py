@@ -1,4 +1,4 @@
-"""Simulates one engine in virtual time, step by step: chunked prefill and decode in the same steps."""
+"""Replays recorded requests in virtual time, with the planner and with fixed numbers of workers."""
 
 from __future__ import annotations
 

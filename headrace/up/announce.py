@@ -1,4 +1,4 @@
-"""Writes the ready text of `headrace up`, with an example request for the kind of the model."""
+"""Progress and ready text of `headrace up`, with an example request for the kind of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the NATS server of `headrace up`, or names an existing one."""
+"""The NATS server of `headrace up`: its process, certificates, streams, and restarts when its store is stuck."""
 
 from __future__ import annotations
 

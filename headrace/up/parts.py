@@ -1,4 +1,4 @@
-"""Describes the processes of one `headrace up`: command line, environment, and start order."""
+"""Parts of one `headrace up`: command lines, environments, ports, start order, and the console."""
 
 from __future__ import annotations
 

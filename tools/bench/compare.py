@@ -1,4 +1,4 @@
-"""Asks Headrace and its peers in turns, and puts their figures side by side as ratios of neighbouring turns."""
+"""The command `headrace bench compare`: Headrace and its peers in turns, as ratios of neighbouring turns."""
 
 from __future__ import annotations
 

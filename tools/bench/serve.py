@@ -1,4 +1,4 @@
-"""Draws the latencies of a run as an SVG: which share of the values is at most so long."""
+"""The command `headrace bench serve`: latencies of a running server, with CPU and memory of its processes."""
 
 from __future__ import annotations
 

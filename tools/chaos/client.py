@@ -1,4 +1,4 @@
-"""Sends requests with known answers to the frontends and records in the ledger how each one ended."""
+"""The clients of a chaos run, whose requests have known answers, and links that can be cut or slowed down."""
 
 from __future__ import annotations
 

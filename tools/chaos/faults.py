@@ -1,4 +1,4 @@
-"""Draws the schedule of faults from a seed: the same seed and kinds give the same faults."""
+"""Faults of a chaos run: drawn from a seed, so that the same seed and kinds give the same faults, and injected."""
 
 from __future__ import annotations
 

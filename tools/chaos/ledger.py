@@ -1,4 +1,4 @@
-"""Records every request of a chaos run: how it ended, and whether the promises allow that end."""
+"""The ledger of a chaos run: how each request ended, checked against its expected answer and the promises."""
 
 from __future__ import annotations
 

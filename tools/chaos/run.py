@@ -1,4 +1,4 @@
-"""Runs `headrace chaos`: a deployment of its own on this machine, faults drawn from a seed, mixed load, and the report."""
+"""The command `headrace chaos`: a deployment of its own, faults drawn from a seed, mixed load, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records that `headrace bench replay` emits."""
+"""Comparisons of policies on one pool: their records, and the report of `headrace bench replay` as text."""
 
 from __future__ import annotations
 

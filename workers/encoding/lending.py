@@ -1,4 +1,4 @@
-"""Keeps records of an encode worker in memory that serving workers read over NIXL, without this worker's doing."""
+"""Memory that an encode worker lends and serving workers read over NIXL, without this worker's doing."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MOST = Capabilities(
 _CONNECTOR = "role `prefill` or `decode`, or `kv_transfer_mode`"
 _ADAPTERS = "`adapters` or `enable_lora=true`"
 _PROFILER = "`profiler_config`"
-_SLEEP_MODE = "on a GPU `enable_sleep_mode=true`, no hand-over and no tiers"
+_SLEEP_MODE = "on a GPU `enable_sleep_mode=true`, without KV transfer and tiers"
 _POOLING_MODEL = "a pooling model"
 _MEDIA_MODEL = "a model for it"
 _BY_SERVED_MODELS = "tests/engines/test_embeddings.py puts it beside vLLM's own server"
