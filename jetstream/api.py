@@ -1,7 +1,7 @@
-"""Tells messages that a process has published to a subject from those that the server sends there as its answer to a question.
+"""Calls of the JetStream API with JSON bodies and typed errors, and the distinction of published from stored messages.
 
-A message that was read from a stream has the headers of its place there, and one that was pulled keeps its own subject.
-Subscriptions drop such messages, and questions are answered at inboxes only.
+The server sends stored messages to the same inboxes as answers. A message read from a stream carries headers of its place
+there, and a pulled one keeps its own subject. Subscriptions drop such messages, and requests are answered at inboxes only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SubjectPattern:
         self._wild = bool({b"*", b">"} & set(self._tokens))
 
     def covers(self, subject: bytes) -> bool:
-        """Return True for a subject of which the subscription gets what is published."""
+        """Return True if the subscription receives messages published to this subject."""
         if not self._wild:
             return subject == self._exact
         given = subject.split(b".")
@@ -55,15 +55,10 @@ class SubjectPattern:
 
 
 def from_stream(headers: bytes) -> bool:
-    """Return True for the header block of a message that the server has read from a stream."""
+    """Return True for the header block of a message that the server read from a stream."""
     lowered = headers.lower()
     return any(name in lowered for name in _STREAM_HEADERS)
 
-
-# Calls the JetStream API with JSON requests and raises typed errors.
-#
-# It covers the calls that Headrace makes, as plain dictionaries in the server's own field names: nats-py's records lack
-# fields that Headrace needs (priority groups) and cost more than they save.
 
 API = "$JS.API"  # prefix of the calls in an account that has JetStream itself
 CONSUMER_CREATE = "CONSUMER.CREATE."
@@ -87,7 +82,7 @@ NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, clu
 ELECTING = (10008, 10009)  # no server leads what a call is about: it was refused before anything was done
 BEING_STORED = 10158  # an earlier copy under the same `Nats-Msg-Id` is not confirmed by the cluster yet
 
-# Calls that may be made twice: they read, or make what is there already.
+# Calls that are safe to repeat: they read, or make something that may exist already.
 _REPEATED = (
     "INFO",
     "STREAM.INFO.",
@@ -123,8 +118,6 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 class ApiError(JetStreamError):
-    """The JetStream API refused a call; `err_code` says why."""
-
     def __init__(self, fault: ApiFault, what: str) -> None:
         super().__init__(f"{what}: {fault.description} (error {fault.err_code})")
         self.err_code = fault.err_code
@@ -140,10 +133,11 @@ class Caller(Protocol):
 
 
 class JsApi:
-    """The JetStream API over one connection.
+    """The JetStream API over one connection: plain dictionaries in the server's own field names.
 
-    With a `steward` consumers are not made by a call of this login, but asked for at that subject
-    (`headrace.jetstream.logins.steward`), and so are calls that match a pattern of `asked`.
+    nats-py's records lack fields that Headrace needs (priority groups) and cost more than they save. With a `steward`,
+    consumers and the calls that match a pattern of `asked` are requested at that subject (`headrace.jetstream.logins.steward`)
+    instead of made by this login.
     """
 
     def __init__(
@@ -157,17 +151,16 @@ class JsApi:
 
     @property
     def elsewhere(self) -> bool:
-        """True where the streams are in another account than this login: the server cannot push to its inboxes from there."""
+        """True if the streams are in another account than this login: the server cannot push to its inboxes from there."""
         return bool(self.steward) or self._prefix != f"{API}."
 
     def is_asked(self, call: str) -> bool:
-        """Return True for a call that is asked of the steward."""
+        """Return True for a call that goes to the steward."""
         if not self.steward:
             return False
         return call.startswith(CONSUMER_CREATE) or any(pattern.covers(call.encode()) for pattern in self._asked)
 
     def subject(self, call: str) -> str:
-        """Return the subject of a call."""
         return self._prefix + call
 
     async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
@@ -216,7 +209,7 @@ class JsApi:
         return answer
 
     async def _from_steward(self, to: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask the steward, and again while there is none: it may start later than this process. Raises RequestTimeout."""
+        """Call the steward, repeatedly while there is none: it may start later than this process. Raises RequestTimeout."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             left_s = deadline - asyncio.get_running_loop().time()

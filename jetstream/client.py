@@ -1,4 +1,4 @@
-"""Connects to NATS and implements `ports.Messaging` on nats-py."""
+"""The connection to NATS: implements `ports.Messaging` on nats-py."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = ["ConnectOptions", "Connection"]
 
 
 class _Server:
-    """Asks the server and the steward, at the inbox of which no other process hears; implements `core.api.Caller`."""
+    """Calls the server and the steward through an inbox that no other process sees; implements `api.Caller`."""
 
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
@@ -194,7 +194,7 @@ class Connection:
             _report("connection.lost", server=self.options.address)
 
     async def _watch_server(self) -> None:
-        """Send again what a cluster leaves unanswered, and go from a server that stores nothing to another one.
+        """Repeat calls that a cluster leaves unanswered, and leave a server that cannot store for another one.
 
         A server that a partition has left in the minority keeps its clients and answers their pings.
         """
@@ -246,7 +246,6 @@ class Connection:
             log.exception("reconnect.callback_failed", error=str(error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task of this connection, which ends with it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -428,8 +427,6 @@ class Connection:
 
 
 class CoreSubscription:
-    """A core subscription; implements `ports.Subscription`."""
-
     def __init__(self, core: CoreClient, tap: Tap) -> None:
         self._core = core
         self._tap = tap
@@ -443,8 +440,6 @@ def _report(event: str, **fields: str) -> None:
     with contextlib.suppress(Exception):
         log.warning(event, **fields)
 
-
-# Opens the first connection of a process that may start before its server, or before JetStream is enabled there.
 
 RETRY_S = 0.5
 DENIALS = 4  # refusals in a row after waiting: a server that reloads its configuration refuses every login

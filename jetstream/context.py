@@ -1,4 +1,4 @@
-"""Defines the connection options for a NATS server, and reads them from contexts of the `nats` command line tool (ADR-21)."""
+"""Connection options of a NATS server, and contexts of the `nats` command line tool (ADR-21)."""
 
 import hashlib
 import hmac
@@ -98,21 +98,18 @@ class ConnectOptions:
 
     @property
     def inbox(self) -> str:
-        """The subject prefix for replies, or its default."""
         return self.inbox_prefix or DEFAULT_INBOX
 
     @property
     def js_api(self) -> str:
-        """The prefix of the JetStream API, or its default."""
         return self.js_prefix or API
 
     def secret_of(self, pool: str) -> str:
-        """Return what the workers of this pool know of the names that they share, empty without logins."""
+        """Return the secret that the workers of this pool share, empty without logins."""
         return self.pool_key or (pool_key(self.pools_key, pool) if self.pools_key else "")
 
     @property
     def wants_tls(self) -> bool:
-        """True if TLS is asked for, by an option or an address."""
         return bool(self.tls_ca or self.tls_cert or self.tls_first or any(s.startswith("tls://") for s in self.servers))
 
     @property
@@ -170,7 +167,6 @@ class ConnectOptions:
 
 
 def pool_key(pools_key: str, pool: str) -> str:
-    """Return the secret of one pool."""
     return hmac.new(pools_key.encode(), pool.encode(), hashlib.sha256).hexdigest()[:32]
 
 

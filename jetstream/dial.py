@@ -1,4 +1,6 @@
-"""Opens the first connection to a server, or raises one typed error, and checks the server's version and JetStream."""
+"""The first connection to a server, with one typed error for each failure, and checks of its version, JetStream and
+permissions.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,6 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
 
 
 def safer_version(version: str) -> str | None:
-    """Return the version to use instead of one whose permissions can be bypassed in a published way, else None."""
     line = _version(version)
     least = SAFE_PATCHES.get(line)
     patch = version.lstrip("v").split("-")[0].split(".")[2:3]
@@ -142,7 +143,7 @@ def safer_version(version: str) -> str | None:
 
 
 async def abandon(core: CoreClient) -> None:
-    """Close the client, so that it does not reconnect. A server that takes nothing more does not hold this up."""
+    """Close the client, so that it does not reconnect. A server that no longer reads does not delay this."""
     await core.stop_reconnecting()
     try:
         async with asyncio.timeout(CLOSE_S):
@@ -177,15 +178,13 @@ def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
     return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")
 
 
-# Finds the address from which this machine reaches its NATS server, and so where others reach this machine.
-
 DEFAULT_PORT = 4222
 
 
 async def address_of_route(servers: Sequence[str]) -> str:
-    """Return the local address of the route to the first server that there is a route to. Nothing is sent.
+    """Return the local address of the route to the first reachable server. Nothing is sent.
 
-    Raises ServerUnreachable if there is none.
+    It is where others reach this machine. Raises ServerUnreachable if there is no route.
     """
     loop = asyncio.get_running_loop()
     why: list[str] = []

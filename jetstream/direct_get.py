@@ -1,4 +1,4 @@
-"""Reads stored messages and stream state without a consumer."""
+"""Reads of stored messages and stream state without a consumer, and the interface of a connection (`ServerSession`)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class _GetAnswer(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Reads messages and stream state over one connection."""
-
     def __init__(self, core: CoreClient, api: JsApi, inbox: str) -> None:
         self._core = core
         self._api = api
@@ -49,7 +47,7 @@ class Reader:
         core.tap(f"{self._prefix}*", self._on_message)
 
     def down(self) -> None:
-        """Fail the batch reads that are under way: what is left of them was sent into the connection that broke."""
+        """Fail the batch reads that are under way: their answers were sent into the broken connection."""
         for _, end in self._reads.values():
             if not end.done():
                 end.set_exception(NotConnected("the connection broke during a read"))
@@ -174,7 +172,7 @@ class Reader:
     async def _following_one_by_one(
         self, stream: str, subject: str, limit: int, start_seq: int, timeout_s: float
     ) -> list[StoredMessage]:
-        """Do the same by calls of a steward, which reads single messages only, and is not asked for what is not there."""
+        """Do the same by calls of a steward, which reads single messages only."""
         found: list[StoredMessage] = []
         if not await self.subject_counts(stream, subject):
             return found
@@ -188,7 +186,6 @@ class Reader:
         return found
 
     async def last_of_each(self, stream: str, pattern: str, *, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Return the last message of every subject that matches."""
         try:
             return await self.batch(stream, {"multi_last": [pattern], "batch": 1000}, timeout_s=timeout_s)
         except _TooMany:
@@ -196,7 +193,6 @@ class Reader:
         return await self.last_of_subjects(stream, subjects, timeout_s=timeout_s)
 
     async def last_of_subjects(self, stream: str, subjects: Sequence[str], *, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Return the last message of each of these subjects that has one."""
         found: list[StoredMessage] = []
         for start in range(0, len(subjects), SUBJECTS_PER_READ):
             found += await self._last_of_some(stream, list(subjects[start : start + SUBJECTS_PER_READ]), timeout_s)
@@ -278,9 +274,6 @@ class _TooMany(JetStreamError):
 
 def _about_stream(error: ApiError, stream: str) -> JetStreamError:
     return TopologyError(f"there is no stream {stream}") if error.err_code == STREAM_NOT_FOUND else error
-
-
-# Declares the view of a connection that consumers, buckets and object stores are built on.
 
 
 class ServerSession(Protocol):

@@ -1,6 +1,6 @@
-"""Finds, configures and starts an embedded nats-server, and stops or restarts it.
+"""The embedded nats-server: finds, configures, starts, stops and checks it.
 
-The server must not outlive the process that started it, in whatever way that process ends.  So it is started through a small
+The server must not outlive the process that started it, in whatever way that process ends. So it is started through a small
 launcher that asks the kernel for a signal when its parent dies, and then becomes the server.
 """
 
@@ -29,8 +29,6 @@ import structlog
 from headrace.jetstream.errors import ConnectError
 from headrace.jetstream.settings import ServerSettings
 
-# Reads what a nats-server's monitoring port says about its health.
-
 _TIMEOUT_S = 1.0
 _LEFT_OUT = re.compile(r'Error recreating stream "([^"]+)"')
 
@@ -53,7 +51,6 @@ class ServerHealth:
 
 
 def parse_health(status: int, body: Mapping[str, Any]) -> ServerHealth:
-    """Return what `/healthz?details=true` said with HTTP code `status`."""
     if status == 200:
         return ServerHealth(ok=True)
     errors = [error for error in body.get("errors") or () if isinstance(error, Mapping)]
@@ -67,7 +64,7 @@ def parse_health(status: int, body: Mapping[str, Any]) -> ServerHealth:
 
 
 def streams_left_out(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the streams that a server could not make again at its start, by its log: its health says nothing of them."""
+    """Return the streams that a server could not restore at its start, by its log: its health does not report them."""
     return tuple(sorted({found[1] for line in log if (found := _LEFT_OUT.search(line))}))
 
 
@@ -252,14 +249,12 @@ class EmbeddedServer:
         self._process = None
 
     def kill(self) -> None:
-        """Send SIGKILL, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Stop the server cleanly if it runs, then start it on the same ports and data."""
         self.stop()
         self.start(timeout_s=timeout_s)
 
@@ -289,7 +284,6 @@ class EmbeddedServer:
     # Calls for an event loop:
 
     async def start_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Do the same as `start`, without blocking the loop while the server comes up."""
         await asyncio.to_thread(self._open_store)
         deadline = self._launch(timeout_s)
         while not await asyncio.to_thread(self._ready, deadline):
@@ -299,7 +293,6 @@ class EmbeddedServer:
         await asyncio.to_thread(self.stop, timeout_s=timeout_s)
 
     async def answers_async(self) -> bool:
-        """Return True if the server answers on its monitoring port now."""
         return (await asyncio.to_thread(self._health)).serves
 
     async def restart_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -309,7 +302,9 @@ class EmbeddedServer:
     # Implementation:
 
     def _open_store(self) -> None:
-        """Have the key of the store. nats-server starts with any key, and leaves out the streams that it cannot decrypt."""
+        """Load or make the key of the store. nats-server starts with any key, and leaves out the streams that it cannot
+        decrypt.
+        """
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
         if self._key:
@@ -385,7 +380,7 @@ class EmbeddedServer:
         return time.monotonic() + timeout_s
 
     def _memory_limit(self) -> int:
-        """Return the bytes that the server may have; half of the machine's unless the setting says otherwise."""
+        """Return the memory limit of the server in bytes; half of the machine's memory by default."""
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return self.settings.memory_mib << 20 or max(LEAST_MEMORY, machine // 2)
 
@@ -432,7 +427,6 @@ class EmbeddedServer:
         return read_health(self.monitoring_url)
 
     def _said(self) -> list[str]:
-        """Return the server's log lines from this start."""
         with self.log_file.open("rb") as log_file:
             log_file.seek(self._log_start)
             return log_file.read().decode("utf-8", "replace").strip().splitlines()
@@ -444,7 +438,7 @@ class EmbeddedServer:
         )
 
     def _why(self) -> str:
-        """Return the fatal ones of these lines, else the last."""
+        """Return the fatal log lines of this start, else the last line."""
         lines = self._said()
         crash = ("fatal error:", "panic:", "runtime: out of memory")
         fatal = [

@@ -158,7 +158,7 @@ class StreamFollow:
         self._ask()
 
     def _ask(self) -> None:
-        """Request a batch, unless one waits for the reader already."""
+        """Request a batch, unless one is waiting for the reader."""
         missing = self._batch - self._outstanding
         if not self._consumer or len(self._buffer) >= self._batch or missing < max(1, self._batch // 2):
             return

@@ -69,7 +69,6 @@ class BrokerHealth:
         self._unstored = ""
 
     def stored(self) -> None:
-        """Note that a request was stored."""
         self._stored_s = self._loop.time()
         self._unstored = ""
 
@@ -81,7 +80,6 @@ class BrokerHealth:
         self._wake.set()
 
     async def run(self) -> None:
-        """Check the server until cancelled."""
         while True:
             if self._connection.connected:
                 try:
@@ -94,7 +92,7 @@ class BrokerHealth:
                     await self._wake.wait()
 
     async def _look(self) -> None:
-        """Check streams and writes once. Raises JetStreamError if the server could not be asked."""
+        """Check streams and writes once. Raises JetStreamError if the server cannot be reached."""
         try:
             missing = frozenset(self._specs.keys() - await self._names())
         except JetStreamDisabled as error:
@@ -152,8 +150,6 @@ class BrokerHealth:
         self.trouble = trouble
 
 
-# Prometheus metrics of a deployment's streams, as one process reads them for all: sums per stream, no consumer by name.
-
 MESSAGES = Gauge("headrace_stream_messages", "Messages in a stream or bucket", ["stream"])
 BYTES = Gauge("headrace_stream_bytes", "Their size", ["stream"])
 OLDEST_S = Gauge("headrace_stream_oldest_seconds", "Age of the oldest message; 0 while the stream is empty", ["stream"])
@@ -167,7 +163,7 @@ _ALL = (MESSAGES, BYTES, OLDEST_S, CONSUMERS, UNDELIVERED, UNACKNOWLEDGED, REDEL
 
 
 def exposition(found: Iterable[StreamStatus]) -> bytes:
-    """Return the metrics of these streams as text for Prometheus, and of no others."""
+    """Return the metrics of these streams as Prometheus text: sums per stream, no consumer by name."""
     for gauge in _ALL:
         gauge.clear()
     for one in found:

@@ -1,14 +1,14 @@
-"""Holds leases: keys with a TTL, renewed by compare-and-set, whose holder knows when they have lapsed.
+"""Leases: keys with a TTL, renewed by compare-and-set, whose holder knows when they have lapsed.
 
-`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs only `ports.Bucket` and the loop's
+`LeaseClock` is the timing, without I/O. `LeaseKeeper` drives it against a bucket and needs only `ports.Bucket` and the loop's
 clock, so it runs unchanged over a simulated server.
 
 The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL
-earlier.  So the holder stops before other processes can see the lease as gone, never after.
+earlier. So the holder stops before other processes can see the lease as gone, never after.
 
 The rule of a young bucket: a bucket in memory is empty after each restart of the server, so for one TTL after it was made the
-absence of a key means nothing, and no process may act on it.  That is at least as long as any holder can believe in a lease of
-the bucket before, so a holder that finds no record of its key writes it again and goes on without a lapse.
+absence of a key means nothing, and no process may act on it. That is at least as long as any holder can believe in a lease of
+the bucket before, so a holder that finds no record of its key writes it again and continues without a lapse.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class LeaseClock:
         return True
 
     def lost(self) -> bool:
-        """Record that the lease is another holder's or gone. Return True if it was held until now."""
+        """Record that the lease was lost to another holder or deleted. Returns True if it was held until now."""
         had, self._expires = self._expires is not None, None
         self._retry_at = 0.0
         return had
 
     def failed(self, now: float) -> None:
-        """Note that a write failed, so that it is tried again soon."""
+        """Record a failed write, so that it is retried soon."""
         self._retry_at = now + self.pace_s / RETRIES_PER_TTL
 
     def hurry(self) -> None:
@@ -99,7 +99,6 @@ class LeaseClock:
         self._retry_at = 0.0
 
     def next_action(self) -> float:
-        """Return the time of the next write, to renew or to gain the lease; 0 means at once."""
         if self._expires is None or self._hurried:
             return self._retry_at
         due = self._confirmed + self.pace_s / RENEWALS_PER_TTL
@@ -194,7 +193,7 @@ class LeaseKeeper:
         self._wake.set()
 
     async def release(self) -> None:
-        """Give the lease up and delete the key, if it is still ours. No lapse is reported."""
+        """Give the lease up and delete the key, if it is still held. No lapse is reported."""
         self._released = True
         self._wake.set()
         async with self._write:
@@ -206,7 +205,7 @@ class LeaseKeeper:
                     log.info("lease.release_failed", key=self.key, error=str(error))
 
     async def _on_reconnect(self) -> None:
-        """Write the lease at once: other processes learn of it again, should the server have forgotten it."""
+        """Write the lease at once, in case the server has forgotten it."""
         self._clock.hurry()
         self._wake.set()
 

@@ -1,4 +1,4 @@
-"""Declares the metrics of a NATS connection."""
+"""Metrics of a NATS connection."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Defines how an object store lays out its objects in a stream: subjects, descriptions, and the index of an object's chunks
-(ADR-20, plus two additions that other clients pass over).
+"""Object stores in a stream, in the layout of ADR-20 plus two additions that other clients ignore.
 
-An object is a number of chunk messages under one subject, and a description under another that is written after them.  The
+An object is a number of chunk messages under one subject, and a description under another that is written after them. The
 description of an object with several chunks has an index of their stream sequences in its metadata, so that a range is read
-without what lies before it.  Each chunk has a header with the object's name, so that a sweep can look for the description.
+without what lies before it. Each chunk has a header with the object's name, so that a sweep can look for the description.
 """
 
 from __future__ import annotations
@@ -54,17 +53,16 @@ class ObjectInfo(msgspec.Struct, omit_defaults=True):
     options: _Options = msgspec.field(default_factory=_Options)
 
     def sequences(self) -> list[int]:
-        """Return the stream sequences of the chunks, in order; none where the description has no index."""
+        """Return the stream sequences of the chunks, in order; empty if the description has no index."""
         text = self.metadata.get(INDEX)
         return decode_index(text) if text else []
 
     def sha256(self) -> bytes | None:
-        """Return the digest of the content, None if the description has none."""
         _, _, stored = self.digest.partition("=")
         return base64.urlsafe_b64decode(stored + "=" * (-len(stored) % 4)) if stored else None
 
     def public(self) -> StoredObject:
-        """Return what users of the store see of the description."""
+        """Return the description as users of the store see it."""
         return StoredObject(
             name=self.name,
             size=self.size,
@@ -75,8 +73,6 @@ class ObjectInfo(msgspec.Struct, omit_defaults=True):
 
 
 class ObjectSubjects:
-    """The subjects of one object store."""
-
     def __init__(self, bucket: str) -> None:
         self.bucket = bucket
         self.stream = f"OBJ_{bucket}"
@@ -96,12 +92,11 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(token: str) -> str:
-    """Return the name that `encode_name` made a token of. Raises ValueError."""
+    """Decode `encode_name`. Raises ValueError."""
     return base64.urlsafe_b64decode(token).decode()
 
 
 def encode_digest(digest: bytes) -> str:
-    """Return a digest as descriptions hold it."""
     return _DIGEST + base64.urlsafe_b64encode(digest).decode()
 
 
@@ -121,7 +116,7 @@ def encode_index(sequences: Sequence[int]) -> str:
 
 
 def decode_index(text: str) -> list[int]:
-    """Return the sequences that `encode_index` was given. Raises ValueError if the text is none of its."""
+    """Decode `encode_index`. Raises ValueError for malformed text."""
     try:
         raw = zlib.decompress(base64.b64decode(text, validate=True))
     except (binascii.Error, zlib.error) as error:
@@ -141,14 +136,8 @@ def decode_index(text: str) -> list[int]:
 
 
 def stored_now() -> str:
-    """Return the time of a description that is written now."""
     return datetime.now(UTC).isoformat()
 
-
-# Writes an object piece by piece with bounded memory; implements `ports.ObjectWriter`.
-#
-# Chunks are written before the description, so that an object is there whole or not at all. A writer that is left without a
-# commit removes its chunks; those of a process that died are removed by `ObjectStore.sweep`.
 
 CHUNKS_IN_FLIGHT = 16
 WRITE_TIMEOUT_S = 10.0
@@ -158,7 +147,11 @@ LONGEST_PAUSE_S = 900.0  # between two chunks, or the last one and the commit: w
 
 
 class ChunkWriter:
-    """An object that is being written. Up to 16 chunks of 128 KiB wait for their acks."""
+    """Writes an object piece by piece; implements `ports.ObjectWriter`. Up to 16 chunks of 128 KiB wait for their acks.
+
+    Chunks are written before the description, so that an object is there whole or not at all. A writer that is left without a
+    commit removes its chunks; `ObjectStore.sweep` removes those of a dead process.
+    """
 
     def __init__(
         self,
@@ -206,7 +199,7 @@ class ChunkWriter:
                 await purge_chunks(self._session, self._subjects, self._nuid)
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes, and wait while 16 chunks are on their way. Raises a JetStreamError; then nothing can be stored."""
+        """Add bytes; waits while 16 chunks are in flight. Raises a JetStreamError, after which nothing can be stored."""
         self._check_open()
         view = memoryview(data)
         self.size += len(view)
@@ -223,7 +216,7 @@ class ChunkWriter:
         self._rest += view[at:]
 
     async def commit(self, *, metadata: Mapping[str, str] | None = None) -> StoredObject:
-        """Wait for all chunks and write the description, with which the object is there."""
+        """Wait for all chunks and write the description, which makes the object visible."""
         self._check_open()
         if self._rest:
             await self._send(bytes(self._rest))
@@ -266,7 +259,6 @@ class ChunkWriter:
         await asyncio.sleep(0)  # hashing a chunk takes a while; other tasks must run
 
     async def _stored(self) -> None:
-        """Wait for the ack of the oldest chunk that is on its way."""
         oldest = self._publishing[0]
         await asyncio.wait([oldest])  # which leaves the publish alone if this is cancelled
         self._sequences.append(oldest.result().seq)
@@ -290,7 +282,6 @@ class ChunkWriter:
 
 
 async def write_description(session: ServerSession, subjects: ObjectSubjects, info: ObjectInfo, ttl_s: float | None) -> None:
-    """Write the description of an object in place of an earlier one."""
     await session.publish(
         subjects.description(info.name),
         msgspec.json.encode(info),
@@ -306,12 +297,6 @@ async def purge_chunks(session: ServerSession, subjects: ObjectSubjects, nuid: s
     await session.api.call(f"STREAM.PURGE.{subjects.stream}", {"filter": subjects.chunks(nuid)})
 
 
-# Reads and writes object stores in the layout of ADR-20, so that `nats object ls|get|put` work; implements
-# `ports.ObjectBucket`.
-#
-# Chunks are read in pages by direct batch reads: this leaves no consumer behind, joins chunks in linear time, and has a
-# deadline. Size and digest are checked.
-
 log = structlog.get_logger(__name__)
 
 CHUNKS_PER_READ = 48  # 6 MiB per round trip
@@ -320,7 +305,11 @@ READ_TIMEOUT_S = 30.0
 
 
 class ObjectStore:
-    """An object store in one bucket."""
+    """An object store in the layout of ADR-20, so that `nats object ls|get|put` work; implements `ports.ObjectBucket`.
+
+    Chunks are read in pages by direct batch reads: this leaves no consumer behind, joins chunks in linear time, and has a
+    deadline. Size and digest are checked.
+    """
 
     def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name
@@ -422,7 +411,7 @@ class ObjectStore:
         return removed
 
     async def _has_description(self, subject: str, chunk: StoredMessage) -> bool:
-        """Read from the stream's leader whether an object owns a chunk. Without the name of its object it may have an owner."""
+        """Read from the stream's leader whether an object owns a chunk. A chunk without an object name counts as owned."""
         name = (chunk.headers or {}).get(NAME_HEADER)
         if name is None:
             return True
@@ -446,7 +435,7 @@ class ObjectStore:
             raise ObjectCorrupt(f"object {info.name!r} of {self.name} does not have its digest {info.digest}")
 
     async def _read(self, info: ObjectInfo, sequences: list[int], step: int, timeout_s: float) -> AsyncIterator[bytes]:
-        """Read the chunks with these sequences, or all of them where there is no index. Ends early if one is missing."""
+        """Read the chunks with these sequences, or all of them if there is no index. Ends early if one is missing."""
         count = len(sequences) or info.chunks
         at, next_seq = 0, 1
         while at < count:
@@ -518,7 +507,7 @@ class ObjectStore:
                 log.warning("object.damaged", store=self.name, sequence=stored.seq, error=str(error))
 
     async def _purge_quietly(self, nuid: str) -> None:
-        """Remove chunks that no description refers to. A failure wastes space and is no error."""
+        """Remove chunks that no description refers to. A failure wastes space and is not an error."""
         with contextlib.suppress(JetStreamError):
             await purge_chunks(self._session, self._subjects, nuid)
 

@@ -1,4 +1,4 @@
-"""Defines what is passed over a connection to NATS: messages, confirmations, bounds of streams, and consumers as data."""
+"""The interface to NATS that other folders use: messages, buckets, object stores, pulls and follows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PubAck(msgspec.Struct, frozen=True):
 
 
 class Outgoing(NamedTuple):
-    """A message to store, with what `Messaging.publish` takes for it."""
+    """A message to store, with the arguments of `Messaging.publish`."""
 
     subject: str
     data: bytes
@@ -99,9 +99,6 @@ class ConsumerSpec:
     mem_storage: bool = False
     description: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-# Declares key-value buckets and watches of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +175,6 @@ class Watch(Protocol):
         """Return once the first listing is complete. Raises RequestTimeout."""
 
 
-# Declares object stores: named values of any size, read and written piece by piece.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     """The description of an object. `digest`: SHA-256 of the content, hex; `stored`: when it was, Unix time."""
@@ -247,9 +241,6 @@ class ObjectBucket(Protocol):
 
         Returns the number of such objects. `idle_s` must be far longer than a writer may pause.
         """
-
-
-# Declares a connection to NATS, and what is delivered and read over it.
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Creates and updates the streams, consumers and buckets of a `Topology`, and reports their state."""
+"""Streams, consumers and buckets on the server: creates and updates them from a `Topology`, and reports their state."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ LOOK_AGAIN_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field of a stream that differs from the topology."""
-
     name: str
     current: Any
     wanted: Any
@@ -36,8 +34,6 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The change that `ensure_topology` would make to a stream."""
-
     stream: str
     action: str  # "create", "update" or "keep"
     changes: tuple[FieldChange, ...] = ()
@@ -81,7 +77,6 @@ async def ensure_topology(connection: Connection, topology: Topology) -> None:
 
 
 async def ensure_on_demand(connection: Connection, spec: StreamSpec) -> None:
-    """Create a stream that is made on demand, if it is missing. Raises as `ensure_topology` does."""
     if await _info(connection, spec.name) is None:
         await ensure_streams(connection, [replace(spec, on_demand=False)])
 
@@ -106,7 +101,10 @@ async def _all_there_are(connection: Connection, topology: Topology) -> list[Str
 async def keep_stream(
     connection: Connection, stream: str, *, max_age_s: float | None, max_bytes: int | None
 ) -> tuple[float, int]:
-    """Give a stream another age or size; None leaves it. Returns what is in force, seconds and bytes. Raises TopologyError."""
+    """Change the age or size limit of a stream; None leaves it.
+
+    Returns both as they are now, seconds and bytes. Raises TopologyError.
+    """
     info = await _info(connection, stream)
     if info is None:
         raise TopologyError(f"there is no stream {stream}")
@@ -120,7 +118,6 @@ async def keep_stream(
 
 
 async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
-    """Do the same as `ensure_topology` for some of the streams."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ensured_in_time(connection, spec)) for spec in specs]
     for task in tasks:
@@ -188,7 +185,6 @@ async def purge(connection: Connection, stream: str, *, subject: str | None = No
 
 
 async def remove_topology(connection: Connection, topology: Topology) -> None:
-    """Delete every stream of the deployment, with all messages."""
     for spec in await _all_there_are(connection, topology):
         try:
             await connection.api.call(f"STREAM.DELETE.{spec.name}")
@@ -215,7 +211,7 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
 
 
 async def _ensured_in_time(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
-    """Make a stream what it should be, and wait for a cluster that chooses a leader or lacks servers just now."""
+    """Make or update a stream; waits while a cluster has no leader or too few servers."""
     deadline = asyncio.get_running_loop().time() + ELECTION_S
     while True:
         try:
@@ -229,9 +225,9 @@ async def _ensured_in_time(connection: Connection, spec: StreamSpec) -> JetStrea
 
 
 async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
-    """Make a stream what it should be. A login that may not is given a while in which another process may do so.
+    """Make or update a stream. A login that may not do so waits a while for another process that does.
 
-    A login that asks a steward for its consumers makes no streams either, so it does not try, but for those that it asks for.
+    A login that asks a steward for its consumers does not try either, except for streams on demand.
     """
     deadline = asyncio.get_running_loop().time() + OPERATOR_S
     if spec.on_demand and await _info(connection, spec.name) is None:
@@ -258,7 +254,7 @@ async def _is_right(connection: Connection, spec: StreamSpec) -> bool:
 
 
 def wanted_config(spec: StreamSpec, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an existing stream should be: its size, age and copies are the operator's where the spec says so."""
+    """Return the configuration of an existing stream: size, age and copies stay the operator's where the spec says so."""
     config = spec.config()
     if spec.operators_size:
         config |= {name: info["config"][name] for name in ("max_bytes", "max_age")}
@@ -308,7 +304,7 @@ def _too_few(spec: StreamSpec, error: ApiError) -> TooFewServers:
 
 
 async def _moved_to_memory(connection: Connection, spec: StreamSpec) -> bool:
-    """Make a stream that is kept in files again in memory: what a restart may cost it, this may cost it too.
+    """Recreate a file stream in memory, at the same cost as a restart.
 
     Returns False when it is in memory already. Raises ApiError.
     """

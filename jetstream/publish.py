@@ -1,4 +1,4 @@
-"""Waits for the answers to many publishes at once, without a future, a timer and a wake-up for each of them."""
+"""Requests and stream publishes of a connection: matches each call with its answer, and repeats it where that is safe."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ T = TypeVar("T")
 
 
 class AckGroup(Generic[T]):
-    """Answers that are waited for together. Give all parts out before the first answer can come, then await `all`."""
+    """Answers that are awaited together, without a future, a timer and a wake-up for each.
+
+    Hand out all parts before the first answer.
+    """
 
     def __init__(self) -> None:
         self._open = 0
         self._all: asyncio.Future[None] | None = None
 
     def part(self) -> AckPart[T]:
-        """Return a place for one more answer."""
         self._open += 1
         return AckPart(self)
 
@@ -48,14 +50,13 @@ class AckGroup(Generic[T]):
             await self._all
 
     def answered(self) -> None:
-        """Note the outcome of one part."""
         self._open -= 1
         if not self._open and self._all is not None and not self._all.done():
             self._all.set_result(None)
 
 
 class AckPart(Generic[T]):
-    """The place of one answer, filled as a future is, but no task is woken for it alone."""
+    """The slot of one answer, filled like a future, but without waking a task by itself."""
 
     __slots__ = ("_group", "outcome")
 
@@ -74,8 +75,6 @@ class AckPart(Generic[T]):
         self.outcome = error
         self._group.answered()
 
-
-# Keeps what is known of one call that waits for its answer, and decides when it is to be sent again.
 
 AGAIN_S = 0.4  # without an answer; a server that is well answers within some hundredths of a second
 
@@ -118,9 +117,9 @@ class Call:
         self._again_at = 0.0
 
     def is_due_again(self, now: float) -> bool:
-        """Return True if it has had no answer for so long that it is to be sent again, at each such time once.
+        """Return True if the call has been unanswered long enough to be sent again, once per period.
 
-        The first look at a call only begins the time, so that a call without looks costs nothing.
+        The first look at a call only starts the period, so that an answered call costs nothing.
         """
         if not self.repeated or self.future is None or self.future.done() or now < self._again_at:
             return False
@@ -129,23 +128,19 @@ class Call:
         return due
 
     def fail(self, error: JetStreamError) -> None:
-        """End the wait for an answer by an error."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
 
     def expire(self) -> None:
-        """End the wait for an answer, because its time is over."""
         self.timed_out = True
         self.fail(RequestTimeout(f"no answer on {self.subject} in time"))
 
 
-# Sends requests and stream publishes and matches their answers, over two inboxes.
-#
 # Answers of the server arrive at `<inbox>.a.<number>` and are matched to a future by that number. A call costs a future and a
 # timer, but no task and no `wait_for`. A publish keeps its number and its bytes over all its tries.
 #
-# A process that is asked sees where its answer goes, and may publish there. So such questions show an inbox of their own,
-# with 64 random bits for each: who was asked knows the place of no other answer, and of none that the server gives.
+# A process that is asked sees where its answer goes, and may publish there. So such questions show a separate inbox with 64
+# random bits each: the recipient cannot guess the subject of any other answer.
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +169,7 @@ class Mux:
     """Multiplexes the calls of one connection that expect one answer each."""
 
     def __init__(self, core: CoreClient, inbox: str, *, shown: str = "", api_prefix: str = api.API) -> None:
-        """`shown`: the inbox that other processes see, which tells nothing of `inbox`."""
+        """`shown`: the inbox that other processes see, which reveals nothing of `inbox`."""
         self._core = core
         self._api_prefix = api_prefix
         self._loop = asyncio.get_running_loop()
@@ -205,19 +200,19 @@ class Mux:
                 call.fail(_Disconnected())
 
     def unstored_s(self, now: float) -> float:
-        """Return for how long nothing was stored although it was tried; 0 after something was."""
+        """Return for how long publishes have failed; 0 after a success."""
         waiting = max((now - call.asked_at for call in self._calls.values() if call.asked_at), default=0.0)
         return max(waiting, self._last_unstored - self._unstored_since if self._unstored_since else 0.0)
 
     def repeat_unanswered(self, now: float) -> None:
-        """Send again what has had no answer for a while: whom it was sent to may be gone, and another one leads by now."""
+        """Repeat calls that have been unanswered for a while: the recipient may be gone, and another server leads by now."""
         for call in self._calls.values():
             if call.is_due_again(now) and self._core.send_now(call.cmd):
                 call.sent_again = True
                 metrics.CALLS_REPEATED.inc()
 
     def denied(self, text: str) -> None:
-        """Fail the calls of a permission violation that the server has reported."""
+        """Fail the calls that a reported permission violation belongs to."""
         error = AccessDenied(f"the NATS server denies it: {text}")
         quoted = text.partition('"')[2].partition('"')[0]
         if quoted.startswith((self._prefix.lower(), self._shown.lower())):
@@ -312,7 +307,7 @@ class Mux:
     ) -> list[PubAck | JetStreamError]:
         """Store messages, each by itself, with one wait for the first answers to all. Returns the ack or the error of each.
 
-        What is not confirmed by its first answer goes on as `publish` does.
+        Messages that their first answer does not confirm continue as in `publish`.
         """
         loop, group = self._loop, AckGroup[ServerReply]()
         outcomes: list[PubAck | JetStreamError] = []
@@ -347,7 +342,7 @@ class Mux:
             self._expire_publish(call)
 
     def _confirmed(self, call: Call, place: int, outcomes: list[PubAck | JetStreamError]) -> bool:
-        """Put the ack of a publish of a group into its place, if its first answer is one."""
+        """Put the ack of a publish of a group into its slot, if its first answer is one."""
         answer = call.future.outcome if isinstance(call.future, AckPart) else None
         if not isinstance(answer, ServerReply) or answer.status == 503:
             return False
@@ -359,7 +354,7 @@ class Mux:
         return True
 
     async def _go_on(self, call: Call) -> PubAck | JetStreamError:
-        """Return what becomes of a publish of a group that its first answer has not confirmed, or that was not sent."""
+        """Return the outcome of a publish of a group that its first answer did not confirm, or that was not sent."""
         first = call.future.outcome if isinstance(call.future, AckPart) else None
         call.timer = self._loop.call_at(call.deadline, self._expire_publish, call)
         try:
@@ -381,7 +376,7 @@ class Mux:
         call.fail(PublishUnknown(f"no word from the server about {call.subject} in time: it may or may not be stored"))
 
     async def _publish(self, call: Call, first: ServerReply | BaseException | None = None) -> PubAck:
-        """Send a publish until it is confirmed or refused. `first`: what became of its first try, if that was made."""
+        """Send a publish until it is confirmed or refused. `first`: the outcome of the first try, if it was made."""
         loop = self._loop
         pause_s = RETRY_FIRST_S
         refused = 0

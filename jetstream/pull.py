@@ -24,8 +24,6 @@ from headrace.jetstream.raw_client import CoreClient, Tap
 from headrace.jetstream.raw_client import errors as nats_errors
 from headrace.jetstream.tasks import TaskScope
 
-# Represents one delivery of a stored message and sends its ack, nak, progress or term.
-
 
 class StreamDelivery:
     """A delivery; implements `ports.Delivery`. Headers and the ack subject are parsed only when they are read."""
@@ -181,7 +179,6 @@ class StreamPull:
 
     @property
     def outstanding(self) -> int:
-        """The number of deliveries that were requested and have not arrived yet."""
         return self._outstanding
 
     def add_credit(self, n: int = 1) -> None:
@@ -294,7 +291,7 @@ class StreamPull:
                 self._keep(self._core.tap(subject, self._on_late))
 
     def _on_late(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        """Take a message that was asked for at a server that was left."""
+        """Take a message that was requested from a server that was left."""
         if not reply.startswith(b"$JS.ACK."):
             return
         if self._credit < 1 or not self._running:
@@ -345,7 +342,7 @@ class StreamPull:
                 recovery.cancel()
 
     async def _sleep(self, longest_s: float) -> bool:
-        """Wait until there is something to look at. Return True if this process stood still meanwhile."""
+        """Wait until there is work. Returns True if this process was frozen meanwhile."""
         now = self._loop.time()
         until = now + longest_s
         if self._blocked_until > now:
@@ -388,7 +385,7 @@ class StreamPull:
             self._missing = self._missing or self._silences >= MISSING_AFTER  # it may be gone without a message that says so
 
     async def stop(self) -> None:
-        """End `run`. If the connection is up, wait until the messages that were on their way have been given back."""
+        """End `run`. If the connection is up, wait until messages in flight have been given back."""
         self._stopped = True
         was_running = self._running
         self._running = False

@@ -1,7 +1,8 @@
-"""Imports nats-py without its WebSocket client; all modules of this package take nats-py from here.
+"""nats-py's client with a parser, taps and sends that are fast enough for tokens.
 
-If aiohttp is installed, as it is with vLLM, nats-py imports it, which took a fifth of the start time of a process.  An address
-with `ws://` is refused (`context`).
+All modules of this package take nats-py from here: it is imported without its WebSocket client. If aiohttp is installed, as it
+is with vLLM, nats-py imports it, which took a fifth of the start time of a process. An address with `ws://` is refused
+(`context`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,6 @@ with hidden("aiohttp"):
     from nats.protocol.parser import Parser
 
 
-# The parser of a connection to NATS: messages without a regular expression and a coroutine each.
-#
-# The plain client matches one or two patterns per message, moves the rest of its buffer twice and starts a coroutine. Here a
-# message is two searches and two slices. All other lines of the protocol, which are rare, go to the plain parser.
-
 # sid, subject, reply, payload, raw header block
 OnMessage = Callable[[int, bytes, bytes, bytes, bytes | None], None]
 
@@ -42,7 +38,11 @@ _INITIALS = b"MH"  # of MSG and HMSG
 
 
 class MessageParser(Parser):  # type: ignore[misc]  # nats-py has no type marker
-    """Parses what a server sends, in reads of any size."""
+    """Parses the messages of a server, in reads of any size, without a regular expression and a coroutine each.
+
+    The plain client matches one or two patterns per message, moves the rest of its buffer twice and starts a coroutine. Here a
+    message is two searches and two slices. All other lines of the protocol, which are rare, go to the plain parser.
+    """
 
     def __init__(self, client: Any, on_message: OnMessage) -> None:
         """`on_message` must not raise. `client` gets all other lines, as nats-py has it."""
@@ -53,7 +53,7 @@ class MessageParser(Parser):  # type: ignore[misc]  # nats-py has no type marker
         super().__init__(client)
 
     def reset(self) -> None:
-        """Forget what is not whole: the connection it came by has ended."""
+        """Drop a partial message: the connection that it came by has ended."""
         super().reset()
         self._parts = []
         self._size = self._needed = 0
@@ -169,7 +169,7 @@ class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type mark
             closing.result()
 
     def __bool__(self) -> bool:
-        """Return True. The client would replace a transport that is False, as the plain one is at first, by a plain one."""
+        """Return True. The client would replace a falsy transport, as the plain one is at first, by a plain one."""
         return True
 
 
@@ -326,7 +326,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             self.mark_down()
 
     async def leave(self) -> None:
-        """Go from a server that answers nothing, or stores nothing, to another one. `on_leave` has named those to try."""
+        """Leave a server that does not answer or cannot store for another one. `on_leave` has chosen the candidates."""
         self.on_leave()
         self.leaving = True
         try:
@@ -342,7 +342,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             await end_tasks([self._reconnection_task], within_s=CANCEL_S, again_s=CANCEL_AGAIN_S)
 
     def cut(self) -> None:
-        """End the socket at once, if there is one. What it has not sent is dropped."""
+        """Close the socket at once, if there is one. Unsent data is dropped."""
         if isinstance(self._transport, Transport) and self._transport._io_writer is not None:
             self._transport._io_writer.transport.abort()
 
@@ -368,5 +368,4 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
 
     @property
     def info(self) -> dict[str, Any]:
-        """The server's INFO."""
         return dict(self._server_info)

@@ -1,4 +1,4 @@
-"""Declares the settings of the embedded NATS server."""
+"""Settings of the embedded NATS server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

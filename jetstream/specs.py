@@ -49,7 +49,6 @@ class StreamSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration under the server's field names."""
         window_s = min(self.duplicate_window_s, self.max_age_s) if self.max_age_s else self.duplicate_window_s
         config: dict[str, Any] = {
             "name": self.name,
@@ -148,7 +147,6 @@ class ObjectStoreSpec:
 
 
 def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
-    """Return the configuration under the server's field names."""
     config: dict[str, Any] = {
         "name": spec.name,
         "durable_name": spec.name,

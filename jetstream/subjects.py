@@ -1,7 +1,7 @@
-"""Builds and parses all subjects, stream names and bucket names; no other module does.
+"""Subjects, stream names and bucket names: no other module builds or parses them.
 
-Every token that comes from outside (model, tenant, worker) passes `check_token` or `slug`, so a dot, a wildcard or a space can
-never enter a subject.  Tokens are `[A-Za-z0-9_-]`, 1 to 64 characters.
+Every token from outside (model, tenant, worker) passes `check_token` or `slug`, so a dot, a wildcard or a space can never enter
+a subject. Tokens are `[A-Za-z0-9_-]`, 1 to 64 characters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def is_token(value: str) -> bool:
 
 
 def moved_class(request_class: str) -> RequestClass:
-    """Return the class in which a request of this class is stored again: batch requests stay behind interactive ones."""
     return "rb" if request_class in BATCH_CLASSES else "re"
 
 
@@ -73,36 +72,30 @@ def tenant_token(tenant: str) -> str:
 
 
 def tenant_owner(tenant: str) -> str:
-    """Return the owner under which what a tenant, given as its token, has used is counted."""
+    """Return the owner under which the usage of a tenant, given as its token, is counted."""
     return f"t-{tenant}"
 
 
 @lru_cache(maxsize=4096)
 def _request(pool: str, request_class: RequestClass, tenant: str) -> str:
-    """Return the subject of a request behind the prefix. Each request has one, and there are few of them."""
+    """Return the subject of a request, without the prefix."""
     if request_class not in REQUEST_CLASSES:
         raise SubjectError(f"request class {request_class!r} is not one of {', '.join(REQUEST_CLASSES)}")
     return f"req.{check_token(pool, 'pool')}.{request_class}.{check_token(tenant, 'tenant')}"
 
 
 class RequestSubject(NamedTuple):
-    """The tokens of a REQ subject."""
-
     pool: str
     request_class: RequestClass
     tenant: str
 
 
 class JobSubject(NamedTuple):
-    """The tokens of a JOB subject."""
-
     model_slug: str
     tenant: str
 
 
 class WorkerSubject(NamedTuple):
-    """The tokens of a subject that belongs to one worker."""
-
     pool: str
     worker: str
 
@@ -118,8 +111,8 @@ def said_by(subject: str) -> WorkerSubject:
 class Subjects:
     """Names of one deployment. `prefix` separates deployments (and tests) that share a server.
 
-    `speaker`: the worker that uses them, where its login may speak for this worker, or for the workers of its pool, only. What
-    it tells ingresses and other workers then has its pool and its id in the subject.
+    `speaker`: the worker whose pool and id appear in the subjects of its messages to ingresses and other workers, set where its
+    login may publish only as this worker, or as a worker of its pool.
     """
 
     prefix: str = "hr"
@@ -132,7 +125,6 @@ class Subjects:
             check_token(self.speaker.worker, "worker")
 
     def spoken_by(self, pool: str, worker: str) -> Subjects:
-        """Return the names as a worker with a login of its pool uses them."""
         return replace(self, speaker=WorkerSubject(pool, worker))
 
     # Work:
@@ -144,7 +136,6 @@ class Subjects:
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.*"
 
     def req_filter_all(self, pool: str) -> str:
-        """Return the filter for every class and tenant of a pool."""
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.>"
 
     def parse_req(self, subject: str) -> RequestSubject:
@@ -176,22 +167,19 @@ class Subjects:
         return f"{self.prefix}.job.{check_token(model_slug, 'model slug')}.*"
 
     def all_jobs(self) -> str:
-        """Return the filter for the stored jobs of all models and tenants."""
         return f"{self.prefix}.job.*.*"
 
     def parse_job(self, subject: str) -> JobSubject:
         return JobSubject(*self._parse(subject, "job", 2))
 
     def result(self, tenant: str, job: str) -> str:
-        """Return the subject of the one result of a job, by its token (`headrace.broker.durable.names.job_token`)."""
         return f"{self.prefix}.result.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
 
     def rsp(self, tenant: str, job: str) -> str:
-        """Return the subject of the entries of a job: its takes and, of a durable stream, its rows and its end."""
         return f"{self.prefix}.rsp.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
 
     def job_events(self, tenant: str, job: str) -> str:
-        """Return the core subject on which the progress and the end of a job are told, once, to those who listen."""
+        """Return the core subject on which the progress and the end of a job are published once."""
         return f"{self.prefix}.jobev.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
 
     def kv(self, pool: str, place: str) -> str:
@@ -205,7 +193,6 @@ class Subjects:
         return f"{self.prefix}.kv.{check_token(pool, 'pool')}.*"
 
     def route(self, pool: str) -> str:
-        """Return the subject of recorded placements, which are kept for replay."""
         return f"{self.prefix}.route.{check_token(pool, 'pool')}"
 
     def load(self, pool: str, worker: str) -> str:
@@ -220,44 +207,41 @@ class Subjects:
     # Core:
 
     def out(self, ingress: str) -> str:
-        """Return the subject of the tokens for an ingress."""
         return f"{self.prefix}.out.{check_token(ingress, 'ingress')}{self._by()}"
 
     def from_workers(self, to_ingress: str) -> str:
-        """Return the pattern under which workers that their subjects name reach an ingress (`out` and `judge`)."""
+        """Return the pattern of subjects that name their worker and reach an ingress (`out` and `judge`)."""
         return f"{to_ingress}.*.*"
 
     def events(self, pool: str) -> str:
         return f"{self.prefix}.ev.{check_token(pool, 'pool')}"
 
     def events_filter(self) -> str:
-        """Return the filter for the events of every pool."""
         return f"{self.prefix}.ev.*"
 
     def refused(self, pool: str) -> str:
-        """Return the subject on which ingresses tell of requests that they could not take."""
+        """Return the subject on which ingresses report requests that they refused."""
         return f"{self.prefix}.refused.{check_token(pool, 'pool')}"
 
     def refused_filter(self) -> str:
-        """Return the filter for the refused requests of every pool."""
         return f"{self.prefix}.refused.*"
 
     def judge(self, ingress: str) -> str:
-        """Return the subject of what workers, routers and other ingresses ask an ingress."""
+        """Return the subject of requests from workers, routers and other ingresses to an ingress."""
         return f"{self.prefix}.judge.{check_token(ingress, 'ingress')}{self._by()}"
 
     def control(self, component: str) -> str:
-        """Return the subject of what a worker or router is told and asked. Where workers log in they have another one."""
+        """Return the subject of commands to a worker or router. Where workers log in they have another one."""
         if self.speaker is not None:
             return self.peer(self.speaker.pool, component)
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"
 
     def own_control(self, component: str) -> str:
-        """Return the subject on which a worker or router hears ingresses, routers and operators."""
+        """Return the subject on which a worker or router listens to ingresses, routers and operators."""
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"
 
     def peer(self, pool: str, worker: str) -> str:
-        """Return the subject of what other workers of its pool ask a worker."""
+        """Return the subject of requests from other workers of the pool to a worker."""
         return f"{self.prefix}.peer.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
 
     def operate_worker(self, pool: str, worker: str) -> str:
@@ -265,7 +249,7 @@ class Subjects:
         return f"{self.prefix}.adm.worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
 
     def quota(self, owner: str, kind: str, window: int) -> str:
-        """Return the subject of a counter: what a key or a tenant used of something in one window of time."""
+        """Return the subject of a usage counter of a key or a tenant in one time window."""
         return f"{self.prefix}.quota.{check_token(owner, 'owner')}.{check_token(kind, 'kind')}.{window}"
 
     def of_tenant(self, tenant: str) -> dict[str, str]:
@@ -282,7 +266,6 @@ class Subjects:
         }
 
     def tenant_of(self, subject: str) -> str | None:
-        """Return the tenant that a subject of a queue names, None if it names none."""
         parts = subject.split(".")
         if parts[0] != self.prefix or len(parts) < 2:
             return None
@@ -290,27 +273,24 @@ class Subjects:
         return parts[place[1]] if place is not None and len(parts) == place[0] else None
 
     def all_dead_letters(self) -> str:
-        """Return the filter for the dead letters of all pools."""
         return f"{self.prefix}.dlq.>"
 
     def all_placements(self) -> str:
-        """Return the filter for the recorded placements of all pools."""
         return f"{self.prefix}.route.*"
 
     def audit(self) -> str:
-        """Return the subject on which commands of operators are told to frontends, which write them into the audit log."""
+        """Return the subject on which operators' commands are reported to frontends for the audit log."""
         return f"{self.prefix}.audit"
 
     def audit_record(self, tenant: str) -> str:
-        """Return the subject of what the audit stream keeps of a tenant's requests."""
+        """Return the subject of audit records of a tenant's requests."""
         return f"{self.prefix}.audit.{check_token(tenant, 'tenant')}"
 
     def audit_records(self) -> str:
-        """Return the filter for the audit records of all tenants."""
         return f"{self.prefix}.audit.*"
 
     def quota_open(self) -> str:
-        """Return the subject on which frontends tell each other how many requests are open, by owner."""
+        """Return the subject on which frontends exchange their numbers of open requests, by owner."""
         return f"{self.prefix}.quota.open"
 
     def cancel(self, pool: str) -> str:
@@ -326,7 +306,6 @@ class Subjects:
     # Streams, consumers, buckets:
 
     def stream(self, kind: str) -> str:
-        """Return the full name of a stream (`REQ`, `WORK`, …), for example `HR_REQ`."""
         return f"{self.prefix.upper()}_{kind}"
 
     def bucket(self, kind: str) -> str:
@@ -334,7 +313,6 @@ class Subjects:
         return f"{self.prefix}_{kind}"
 
     def pool_bucket(self, kind: str, pool: str) -> str:
-        """Return the full name of an object store that only the workers of a pool use, for example `hr_embeddings-<pool>`."""
         return f"{self.bucket(kind)}-{pool}"
 
     def all_of(self, kind: str) -> str:
@@ -352,7 +330,6 @@ class Subjects:
         return f"W_{check_token(worker, 'worker')}{_HIDDEN_MARK if secret else ''}{secret}"
 
     def work_consumer_owner(self, consumer: str) -> str:
-        """Return the worker whose consumer has this name."""
         return consumer.removeprefix("W_").partition(_HIDDEN_MARK)[0]
 
     def job_consumer(self, model_slug: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs background tasks in a scope that exists from its owner's constructor on."""
+"""Background tasks in a scope that exists from its owner's constructor on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class TaskScope:
 
     @property
     def is_open(self) -> bool:
-        """True while `spawn` can be called."""
         return self._group is not None
 
     async def __aenter__(self) -> Self:

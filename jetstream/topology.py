@@ -268,7 +268,7 @@ class Topology:
         )
 
     def pool_stores(self, pool: str) -> tuple[ObjectStoreSpec, ...]:
-        """Return the object stores that only the workers of this pool use, which are made on demand."""
+        """Return the object stores of a single pool, which are made on demand."""
         return (
             ObjectStoreSpec(
                 name=self.subjects.pool_bucket(EMBEDDINGS, pool),
@@ -291,11 +291,10 @@ class Topology:
         return None
 
     def all_streams(self) -> tuple[StreamSpec, ...]:
-        """Return all streams, with those of buckets and object stores, but for those of single pools."""
+        """Return all streams, including those of buckets and object stores, but not those of single pools."""
         return (*self.streams(), *(b.stream() for b in self.buckets()), *(o.stream() for o in self.object_stores()))
 
     def audit(self) -> StreamSpec:
-        """Return the stream of audit records, which is made on demand."""
         return next(spec for spec in self.streams() if spec.name == self.subjects.stream(AUDIT))
 
     def embeddings(self, pool: str) -> StreamSpec:
@@ -321,7 +320,6 @@ class Topology:
 
 
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:
-    """Return the stream of requests of this class."""
     return subjects.stream("MOVED" if request_class in MOVED_CLASSES else "REQ")
 
 
@@ -353,7 +351,7 @@ def job_consumer(subjects: Subjects, model_slug: str) -> ConsumerSpec:
 def work_consumer(subjects: Subjects, pool: str, worker: str, secret: str = "") -> ConsumerSpec:
     """Return the consumer of one worker. It expires when that worker has been gone for long; its messages stay.
 
-    `secret`: what only this worker knows of its name.
+    `secret`: the part of its name that only this worker knows.
     """
     return ConsumerSpec(
         stream=subjects.stream("WORK"),
@@ -369,7 +367,7 @@ def work_consumer(subjects: Subjects, pool: str, worker: str, secret: str = "") 
 def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None, secret: str = "") -> ConsumerSpec:
     """Return the consumer that the prefill workers of a pool share, or that of one worker.
 
-    `secret`: what only these know of its name. The latter expires when that worker has been gone for long.
+    `secret`: the part of its name that only these workers know. The latter expires when that worker has been gone for long.
     """
     return ConsumerSpec(
         stream=subjects.stream("PREFILL"),

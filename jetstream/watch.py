@@ -1,8 +1,8 @@
-"""Watches a bucket and detects when its view may be stale.
+"""Key-value buckets, and watches that detect when their view may be stale.
 
-It uses an ordered push consumer with short heartbeats.  Whenever a delivery number, two heartbeats or the connection are
-missing, the watch makes a new consumer, lists all keys again, and reports the keys that changed or vanished.  A new consumer
-has a new name; the old one is deleted, or expires after a few seconds without a reader.
+A watch uses an ordered push consumer with short heartbeats. Whenever a delivery number, two heartbeats or the connection are
+missing, it makes a new consumer, lists all keys again, and reports the keys that changed or vanished. A new consumer has a new
+name; the old one is deleted, or expires after a few seconds without interest.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class BucketWatch:
             self._end_of_listing()
 
     def _delivery(self, inbox: str) -> dict[str, Any]:
-        """Return the part of the consumer's configuration that says how changes arrive at `inbox`."""
+        """Return the consumer's settings for the delivery of changes to `inbox`."""
         return {
             "deliver_subject": inbox,
             "max_deliver": 1,
@@ -236,19 +236,17 @@ class BucketWatch:
             log.exception("watch.callback_failed", key=change.key, error=str(error))
 
 
-# Watches a bucket by a pull consumer, for logins whose consumers a steward makes.
-#
-# A push consumer is told by its maker where to deliver, so such a login cannot be given one. Here the login asks for changes
-# at its own inbox, a number of them at a time, and asks again before they have all arrived. In all else the watch is the
-# same.
-
 BATCH = 1024
 EXPIRES_S = 10.0
 _EXPIRED = "408"
 
 
 class PulledWatch(BucketWatch):
-    """A watch of a bucket; implements `ports.Watch`."""
+    """A watch by a pull consumer, for logins whose consumers a steward makes; implements `ports.Watch`.
+
+    The maker of a push consumer chooses where it delivers, so such a login cannot be given one. Here the login requests a
+    number of changes at its own inbox, and requests more before they have all arrived.
+    """
 
     _inbox = ""
     _outstanding = 0
@@ -289,12 +287,6 @@ class PulledWatch(BucketWatch):
             self._ask()
 
 
-# Reads and writes key-value buckets; implements `ports.Bucket`.
-#
-# The code uses the bucket's stream, not nats-py's `KeyValue`, which returns a live entry for a key whose lease has expired
-# and refuses to create it again, because it does not know limit markers. Here a key whose last message is a marker of any
-# kind is absent, and compare-and-set refers to the marker's sequence.
-
 DELETE_MARKER_TTL_S = 30.0
 WRITE_TIMEOUT_S = 2.0
 
@@ -303,7 +295,12 @@ _PATTERN = re.compile(r"(([A-Za-z0-9_=/-]+|\*)\.)*([A-Za-z0-9_=/-]+|\*|>)\Z")
 
 
 class KvBucket:
-    """A key-value bucket. Every write carries an id, so that a repeat after a broken connection cannot conflict with itself."""
+    """A key-value bucket; implements `ports.Bucket`. Writes carry an id, so that a repeat cannot conflict with itself.
+
+    It uses the bucket's stream, not nats-py's `KeyValue`, which returns a live entry for a key whose lease has expired and
+    refuses to create it again, because it does not know limit markers. Here a key whose last message is a marker of any kind is
+    absent, and compare-and-set refers to the marker's sequence.
+    """
 
     def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name
@@ -392,7 +389,6 @@ def is_marker(message: StoredMessage) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return `key`. Raises SubjectError if it is not a key; wildcards are refused, too."""
     if not _KEY.match(key):
         raise SubjectError(f"{key!r} is no key of a bucket")
     return key

@@ -1,7 +1,7 @@
-"""Writes and parses the parts of the NATS protocol that Headrace handles itself: publish commands, headers, ack subjects.
+"""The parts of the NATS protocol that Headrace handles itself: publish commands, headers, ack subjects. Pure.
 
-All functions are pure.  The token path and the publish path build their commands here, because the general client costs several
-times as much per message.
+The token path and the publish path build their commands here, because the general client costs several times as much per
+message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_PENDING = "Nats-Num-Pending"
 TIME_STAMP = "Nats-Time-Stamp"
 PENDING_MESSAGES = "Nats-Pending-Messages"
 
-# Headers that the server adds to a stored message when it delivers it; they were not published.
+# Headers that the server adds to a stored message on delivery.
 READ_HEADERS = frozenset(
     {
         "Nats-Stream",
@@ -105,7 +105,7 @@ def _unsendable(name: str, value: str) -> SubjectError:
 
 
 def publish_headers(headers: Mapping[str, str] | None, msg_id: str | None, last_subject_seq: int | None) -> dict[str, str]:
-    """Return the headers of a publish: those given, the id by which repetitions are known, and the sequence that it expects."""
+    """Return the headers of a publish: the given ones, the deduplication id, and the expected last sequence."""
     found = dict(headers) if headers else {}
     if msg_id is not None:
         found[MSG_ID] = msg_id
@@ -143,8 +143,6 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
 
 
 class AckSubject(NamedTuple):
-    """The fields of a delivery's reply subject."""
-
     stream: str
     consumer: str
     num_delivered: int
@@ -184,5 +182,4 @@ def unix_time(time_stamp: str) -> float:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Convert seconds to nanoseconds, the unit of durations in the server's API."""
     return round(seconds * 1e9)

@@ -24,16 +24,15 @@ from headrace.jetstream.logins.nkey_logins import API_EXPORT, SEED, LoginFileUnu
 from headrace.jetstream.logins.roles import PARTS_API, Login, Permissions, permissions, streams_account
 from headrace.jetstream.topology import Topology
 
-# Signs the JSON web tokens with which nats-server knows operators, accounts and users, where it runs in operator mode.
-#
-# The form is that of version 2 of NATS' own libraries: EdDSA over an NKey, claims of the kind under `nats`.
-
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 NO_LIMIT = -1
 
 
 class SigningKey:
-    """An NKey of an operator, an account or a user that signs."""
+    """An NKey of an operator, an account or a user that signs JSON web tokens.
+
+    The form is version 2 of NATS' own libraries: EdDSA over an NKey, claims of the kind under `nats`.
+    """
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -61,7 +60,7 @@ class SigningKey:
 
 
 def user_claims(allowed: Permissions, account: str = "") -> dict[str, Any]:
-    """Return the claims of a user with these permissions. `account` where a key of an account signs that is not its own."""
+    """Return the claims of a user with these permissions. `account`: the account, if a signing key of it signs instead."""
     claims: dict[str, Any] = {
         "type": "user",
         "pub": {"allow": list(allowed.publish)},
@@ -140,7 +139,6 @@ def operator_config(topology: Topology, folder: Path, logins: Iterable[Login]) -
 def account_claims(
     *, exports: list[dict[str, Any]] | None = None, imports: list[dict[str, Any]] | None = None, jetstream: bool = False
 ) -> dict[str, Any]:
-    """Return the claims of an account."""
     limits = {**_LIMITS, **(_JETSTREAM if jetstream else {})}
     found: dict[str, Any] = {"type": "account", "limits": limits, "default_permissions": {"pub": {}, "sub": {}}}
     if exports:

@@ -37,7 +37,6 @@ class LoginFileUnusable(ConnectError):
 
 
 def new_seed() -> str:
-    """Return the seed of a new user."""
     return str(nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode())
 
 
@@ -50,7 +49,7 @@ def public_key(seed: str) -> str:
 
 
 def _secret_file(folder: Path, name: str) -> Path:
-    """Return a file with a secret, which is made if it is not there. Raises LoginFileUnusable."""
+    """Return a secret file; it is created if it is missing. Raises LoginFileUnusable."""
     path = folder / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +63,7 @@ def _secret_file(folder: Path, name: str) -> Path:
 
 
 def _pool_keys(folder: Path, login: Login) -> dict[str, str]:
-    """Return what a worker knows of the names that the workers of its pool share; from all pools, where it serves any."""
+    """Return the secrets that the workers of the login's pool share; those of all pools for a worker of any pool."""
     if login.role != "worker":
         return {}
     root = _secret_file(folder, POOLS_KEY).read_text().strip()
@@ -72,7 +71,7 @@ def _pool_keys(folder: Path, login: Login) -> dict[str, str]:
 
 
 def user_key(folder: Path, name: str) -> str:
-    """Return the public key of a login by its name. Its seed is made if it is not there. Raises LoginFileUnusable."""
+    """Return the public key of a login by its name; a missing seed is made. Raises LoginFileUnusable."""
     path = folder / (name + SEED)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,9 +161,9 @@ def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
 
 
 def exported_subjects(topology: Topology) -> list[str]:
-    """Return what the account of the streams exports: the JetStream API, acks, and the subjects that parts publish to.
+    """Return the exports of the streams' account: the JetStream API, acks, and the subjects that parts publish to.
 
-    All object stores, because those of single pools are made later.
+    All object stores are exported, because those of single pools are made later.
     """
     subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
     named = sorted(subject for subject in subjects if not subject.startswith(("$JS.", "$O.")))
@@ -185,21 +184,18 @@ def _allow(what: str, subjects: Sequence[str]) -> list[str]:
 
 
 def make_keys(folder: Path, logins: Iterable[Login]) -> dict[Login, str]:
-    """Return the public key of each login, after making the seeds that are not there. Raises LoginFileUnusable."""
     return {login: user_key(folder, login.name) for login in sorted(logins)}
 
 
-# Makes the one login of a deployment whose NATS server knows no roles: a seed, a context that names it, and a user.
-#
-# The user may do all, and is of the account that a server without logins uses (`$G`). So nothing that is stored has to be
-# moved when a server begins to ask for it, and a message costs the server no look at a list. The server is told the public
-# key alone.
+# The one login of a deployment whose NATS server knows no roles: its user may do everything, in the account that a server
+# without logins uses (`$G`). So no stored data has to be moved when a server begins to ask for a login, and a message costs the
+# server no lookup. The server gets the public key alone.
 
 
 def one_user_config(folder: Path, name: str) -> str:
-    """Return the part of a server's configuration that lets in who has the seed. Raises LoginFileUnusable.
+    """Return the part of a server's configuration that admits the owner of the seed; a missing seed is made.
 
-    The seed is made if it is not there.
+    Raises LoginFileUnusable.
     """
     return f"authorization {{ users: [ {{ nkey: {user_key(folder, name)} }} ] }}\n"
 

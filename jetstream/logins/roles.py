@@ -1,6 +1,6 @@
-"""Names the roles that log in at the NATS server, and the logins that a deployment has of them.
+"""Roles that log in at the NATS server: their logins, their permissions, and the JetStream calls that a steward makes for them.
 
-A login is a role, and where the role is narrower than a deployment also a pool or a tenant.  Its name is the name of its files,
+A login is a role, and where the role is narrower than a deployment also a pool or a tenant. Its name is the name of its files,
 and a part of the subjects at which its replies arrive: `_INBOX.<role>.<pool or tenant>.…`.
 """
 
@@ -57,21 +57,19 @@ class Login:
 
     @property
     def inbox(self) -> str:
-        """The prefix of the subjects at which its replies arrive."""
         return f"{INBOX}.{self.role}.{self.scope or '_'}{f'.{self.member}' if self.member else ''}"
 
     def steward(self, prefix: str) -> str:
-        """Return the subject at which it asks for consumers."""
         return f"{prefix}.steward.{self.role}.{self.scope or '_'}{f'.{self.member}' if self.member else ''}"
 
     @property
     def pool(self) -> str:
-        """The pool as it stands in subjects: its token, or the wildcard."""
+        """The pool as a token in subjects, or the wildcard."""
         return self.scope if self.scope and self.role in BY_POOL else "*"
 
     @property
     def worker(self) -> str:
-        """The worker as it stands in subjects: its id, or the wildcard."""
+        """The worker's id as a token in subjects, or the wildcard."""
         return self.member or "*"
 
 
@@ -81,21 +79,17 @@ def inboxes(role: RoleName, scope: str = "*") -> str:
 
 
 def streams_account(prefix: str) -> str:
-    """Return the account of the server that has the streams of a deployment with this prefix."""
+    """Return the server account that holds the streams of the deployment."""
     return prefix.upper()
 
 
-# Generates what each role may publish and subscribe to from the topology and the subjects of a deployment.
+# `permissions` returns the allow-lists of a login; the server refuses everything else.
 #
-# `permissions` returns the allow-lists of a login; what is not in them is refused by the server. The lists are written in
-# terms of what a role does with a stream, bucket or object store (`RuleBook`), so that a name that changes in
-# `headrace.jetstream.subjects` or `headrace.jetstream.topology` changes here too.
+# No login has the server's response permissions (`allow_responses`): a login that may publish and subscribe to any one subject
+# could send itself a message with the reply subject of its choice, and then write there. Inboxes are listed instead.
 #
-# No login has the server's response permissions (`allow_responses`): a login that may publish and subscribe to any one
-# subject could send itself a message with the reply subject of its choice, and then write there. Inboxes are listed instead.
-#
-# Consumers are made by a steward (`headrace.jetstream.logins.steward`): `Permissions.consumers` has those that a login may
-# ask for.
+# Consumers are made by a steward (`headrace.jetstream.logins.steward`): `Permissions.consumers` has those that a login may ask
+# for.
 
 RANKS = 64  # of a worker with a login of its own: data-parallel ranks whose cache events it may publish
 PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
@@ -103,8 +97,6 @@ PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The subjects that a login may publish and subscribe to, and the consumers that it may have, sorted."""
-
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     consumers: tuple[str, ...] = ()  # calls that make a consumer, which the steward makes for the login
@@ -114,7 +106,10 @@ class Permissions:
 
 
 class RuleBook:
-    """Collects the permissions of one login, in terms of what it does."""
+    """Collects the permissions of one login, in terms of what it does with streams, buckets and object stores.
+
+    A name that changes in `headrace.jetstream.subjects` or `headrace.jetstream.topology` therefore changes here too.
+    """
 
     def __init__(self, topology: Topology, login: Login) -> None:
         self._topology = topology
@@ -131,14 +126,12 @@ class RuleBook:
         self._subscribe: set[str] = {f"{login.inbox}.>"}
 
     def permissions(self) -> Permissions:
-        """Return what was collected."""
         if self._consumers or self._asked:
             self._publish.add(self._steward)
         lists = (self._publish, self._subscribe, self._consumers, self._asked, self._reach, self._counted)
         return Permissions(*(tuple(sorted(found)) for found in lists))
 
     def tell(self, *subjects: str) -> None:
-        """Let the login publish to these subjects of the deployment, without its prefix."""
         self._publish |= {f"{self.p}.{subject}" for subject in subjects}
 
     def hear(self, *subjects: str) -> None:
@@ -146,7 +139,6 @@ class RuleBook:
         self._subscribe |= {f"{self.p}.{subject}" for subject in subjects}
 
     def answer(self, *patterns: str) -> None:
-        """Let the login reply at these inboxes."""
         self._publish |= set(patterns)
 
     def api(self, *calls: str) -> None:
@@ -155,7 +147,7 @@ class RuleBook:
         self._publish |= {f"{PARTS_API}.{call}" for call in calls if not call.startswith(CONSUMER_CREATE)}
 
     def everything(self) -> None:
-        """Let the login do all there is to do with the deployment, and answer every request."""
+        """Let the login do everything with the deployment, and answer every request."""
         self._publish |= {f"{self.p}.>", f"{PARTS_API}.>", "$JS.ACK.>", "$KV.>", "$O.>", "_INBOX.>"}
         self._subscribe |= {f"{self.p}.>"}
 
@@ -173,7 +165,7 @@ class RuleBook:
         self._asked |= {f"STREAM.INFO.{spec.name}" for spec in specs}
 
     def list_subjects(self, *streams: str) -> None:
-        """Let the login list the subjects of these streams itself; of all, where none is named."""
+        """Let the login list the subjects of these streams itself, or of all streams if none is given."""
         calls = {f"STREAM.INFO.{stream}" for stream in streams}
         self._asked = {call for call in self._asked if call not in calls and (calls or not call.startswith("STREAM.INFO."))}
         self.api(*(calls or ["STREAM.INFO.*"]))
@@ -302,7 +294,6 @@ class RuleBook:
 
 
 def permissions(topology: Topology, login: Login) -> Permissions:
-    """Return what a login may do."""
     book = RuleBook(topology, login)
     _RULES[login.role](book, login)
     return book.permissions()
@@ -426,11 +417,6 @@ _RULES: dict[RoleName, Callable[[RuleBook, Login], None]] = {
 }
 
 
-# Makes calls for logins that may make them for their own pool only: the server's calls name a stream, and all pools share it.
-#
-# A steward looks at what a call touches, a message or a consumer, before it makes the call or gives the answer away
-# (`headrace.jetstream.logins.steward`).
-
 PAGE = 256  # consumers in one answer, as the server has it
 
 READ, DELETE = "STREAM.MSG.GET", "STREAM.MSG.DELETE"
@@ -451,7 +437,7 @@ async def unused(_subject: str) -> bool:
 
 
 class NotTheirs(Exception):
-    """The call touches what is another pool's, or a living worker's, or is none that is made for others."""
+    """The call touches messages or consumers of another pool or of a living worker, or is not a call that stewards make."""
 
 
 class _Read(msgspec.Struct):
@@ -463,7 +449,11 @@ class _Answer(msgspec.Struct):
 
 
 class PoolCalls:
-    """The calls that a steward makes for others, on the connection of an operator."""
+    """The calls that a steward makes for logins of one pool, on the connection of an operator.
+
+    The server's calls name a stream, and all pools share it. So a steward checks the message or consumer that a call touches
+    before it makes the call or returns the answer.
+    """
 
     def __init__(self, api: JsApi) -> None:
         self._api = api
@@ -496,7 +486,7 @@ class PoolCalls:
         raise NotTheirs(f"{name} is not made for others")
 
     async def _look(self, counted: Sequence[str], call: str, body: Any) -> dict[str, Any]:
-        """Describe a stream, with the subjects that were asked for if the login may know all of them."""
+        """Describe a stream, with the requested subjects if the login may know all of them."""
         query = {} if body is None else body
         if not isinstance(query, dict) or set(query) - _LOOK:
             raise NotTheirs("the body is no question for subjects")
@@ -531,21 +521,20 @@ class PoolCalls:
 
 
 def _query(body: Any, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the query for one message. Raises NotTheirs for one that has another form."""
+    """Return the query for one message. Raises NotTheirs for any other form."""
     if not isinstance(body, dict) or not isinstance(body.get("seq"), int) or set(body) - _QUERY - more:
         raise NotTheirs("the body is no question for a message by its sequence")
     return body
 
 
 def _within_pattern(wanted: str, pattern: str) -> bool:
-    """Return True if a pattern covers every subject that another pattern covers."""
     if wanted.endswith(">") and not pattern.endswith(">"):
         return False
     return SubjectPattern(pattern).covers(wanted.encode())
 
 
 async def _within(reach: list[SubjectPattern], info: Mapping[str, Any], in_use: InUse) -> bool:
-    """Return True for a consumer that reads nothing but what the login reaches, and nothing that is in use."""
+    """Return True for a consumer that reads only subjects within the login's reach, and none in use."""
     config = info.get("config") or {}
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     if not all(any(one.covers(subject.encode()) for one in reach) for subject in filters):

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 REFUSED = 10903  # of our own, beside the server's numbers
 NOT_MADE = 10904
 
-# What a pull consumer may be told. Everything else is refused: a field that the server learns later must not pass unseen.
+# Fields of a pull consumer that a login may set. All others are refused, so that a field of a later server cannot pass unseen.
 _FIELDS = frozenset(
     {
         "name",
@@ -74,7 +74,7 @@ def login_of(subject: str, topology: Topology) -> Login:
 
 
 def refusal(topology: Topology, login: Login, call: str, body: Mapping[str, Any]) -> str:
-    """Return why a login may not have this consumer, an empty text if it may."""
+    """Return why a login may not have this consumer, or an empty string."""
     if not _CALL.match(call):
         return "it is no call that makes a consumer with a filter"
     name = call.removeprefix(CONSUMER_CREATE)
@@ -146,7 +146,7 @@ class Steward:
             self._connection.send(reply, answer)
 
     def _on_demand(self, call: str) -> StreamSpec | None:
-        """Return the stream that a call would make, if it is one that is made on demand."""
+        """Return the stream that a call would make, if it is one on demand."""
         stream = call.removeprefix("STREAM.CREATE.")
         if stream == call:
             return None
@@ -154,7 +154,7 @@ class Steward:
         return audit if stream == audit.name else self._topology.pool_store(stream)
 
     async def _make_on_demand(self, login: Login, call: str, spec: StreamSpec) -> dict[str, Any]:
-        """Make a stream as the topology has it, whatever the wish says of it."""
+        """Make a stream as the topology describes it, ignoring the configuration in the request."""
         if call not in permissions(self._topology, login).asked:
             raise NotTheirs(f"the role {login.name} makes no streams")
         await ensure_on_demand(self._connection, spec)
