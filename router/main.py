@@ -80,8 +80,6 @@ async def run_router(
 
 
 class RouterProcess:
-    """Holds all sessions of one router process."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -107,11 +105,9 @@ class RouterProcess:
 
     @property
     def sessions(self) -> dict[str, RouterSession]:
-        """The sessions that run, by pool."""
         return {pool: kept.session for pool, kept in self.pools.items() if kept.session is not None}
 
     async def run(self) -> None:
-        """Serve until `drain` is through."""
         async with self._tasks as tasks:
             parts = (self._members.run(), self._pools.run(), self._state.keep(self._describe))
             helpers = [tasks.spawn(part) for part in parts]
@@ -201,9 +197,6 @@ def _quiet_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-# The composition of one pool's router: the index, its view and follower, the scheduler, and the session around them.
 
 
 def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:

@@ -1,4 +1,4 @@
-"""The pools a router process serves: those of the models with a card, as they come."""
+"""The pools of a router process: those of the models with a card, each with a session that is restarted when it fails."""
 
 from __future__ import annotations
 
@@ -65,10 +65,7 @@ LEAVE_S = 2.0  # for giving up the lease and what a failed session holds
 
 
 class PoolSession:
-    """The session of one pool, made again each time it has failed."""
-
     def __init__(self, card: ModelCard, build: Callable[[], RouterSession]) -> None:
-        """`build` makes a session under an id that no other one has had."""
         self.pool = card.pool
         self._model = card.model
         self._build = build
@@ -79,7 +76,6 @@ class PoolSession:
 
     @property
     def session(self) -> RouterSession | None:
-        """The session that runs; None while the next start is awaited."""
         return self._session
 
     @property
@@ -89,11 +85,9 @@ class PoolSession:
 
     @property
     def ready(self) -> bool:
-        """A session runs and places requests."""
         return self._session is not None and self._session.ready
 
     def standing(self) -> dict[str, Any]:
-        """Return how the session stands, for orchestrators."""
         facts = self._session.standing() if self._session is not None else {"ready": False}
         return {**facts, "failures": self._failures, **({"failure": self._failure} if self.failing else {})}
 
@@ -120,7 +114,6 @@ class PoolSession:
                 wait_s = min(2 * wait_s, MOST_WAIT_S)
 
     async def drain(self, grace_s: float) -> None:
-        """Drain the session, and start none again."""
         self._leaving.set()
         if self._session is not None:
             await self._session.drain(grace_s)
@@ -151,7 +144,6 @@ class PoolSession:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return the first error of those that a task group has gathered, with its type."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:300]

@@ -1,4 +1,4 @@
-"""Model of a worker's prefix cache for replays: least-recently-used blocks, with the net changes since the last call."""
+"""Replay of recorded placements under another policy: records, a model of the workers' caches, and rebuilt indexes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class PrefixCache:
         return block in self._blocks
 
     def match(self, chain: Sequence[int]) -> int:
-        """Count the leading blocks that are cached."""
         held = self._blocks
         for count, block in enumerate(chain):
             if block not in held:
@@ -175,8 +174,6 @@ def rerun(
 
 
 class _World:
-    """Models the workers' caches."""
-
     def __init__(
         self, workers: Sequence[str], capacity: Mapping[str, int], most: int, held: Mapping[str, Mapping[Tier, bytes]]
     ) -> None:
@@ -188,7 +185,6 @@ class _World:
                     self.caches[worker].touch(unpack_u64_array(tiers.get(tier, b"")))
 
     def serve(self, worker: str, chain: Sequence[int]) -> int:
-        """Return the number of blocks that were cached, and cache all."""
         cache = self.caches[worker]
         hit = cache.match(chain)
         cache.touch(chain)
@@ -214,7 +210,6 @@ class _Policy:
             self._report(worker)
 
     def place(self, record: Routed, chain: Sequence[int]) -> tuple[str, int] | None:
-        """Place a request. Return its worker and the blocks cached there; None if it is refused."""
         self._now_s += PAUSE_S
         request = Waiting(
             id=record.id,
@@ -317,7 +312,6 @@ class Recorder:
         self._wall = wall
 
     def placed(self, held: HeldRequest, placement: Placement) -> None:
-        """Send the record of a placement. Never raises."""
         head = held.head
         routed = Routed(
             at=self._wall(),
@@ -350,8 +344,6 @@ class Recorder:
         except PayloadTooLarge:  # of a server with a tiny limit
             return
 
-
-# Rebuilds the index as of some message of the stream, from the last snapshot before it and the events up to it.
 
 log = structlog.get_logger(__name__)
 
@@ -421,7 +413,6 @@ async def rebuild(
 
 
 async def _block_size(store: SnapshotStore) -> int:
-    """Return the block size of the snapshots, whichever it is: a look back uses them as they are."""
     try:
         pointer, _revision = await store.pointer()
     except UnreadablePointer:

@@ -1,4 +1,6 @@
-"""Declares the settings of the router's process and of its sessions; those of its decisions are `router.placement.settings`."""
+"""Settings of the router's process, of its sessions and of snapshots; those of its decisions are in
+`router.placement.settings`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -6,8 +8,6 @@ from typing import Annotated
 from headrace.base.setting import Setting, port_setting
 from headrace.broker.settings import Timing
 from headrace.router.errors import SettingsInvalid
-
-# Declares when the index is written down as a snapshot, and how long snapshots and applied events are kept.
 
 KEEP = 2
 
@@ -49,8 +49,6 @@ class SnapshotSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """Settings of one router in one pool. Durations in seconds."""
-
     timing: Timing = field(default_factory=Timing)
     window: Annotated[
         int,
@@ -98,8 +96,6 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """Settings of one router process. Durations in seconds."""
-
     name: Annotated[
         str | None,
         Setting("Name of this router in logs. Default: generated.", "--name", metavar="ID", commands=("router",)),

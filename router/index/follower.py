@@ -74,11 +74,9 @@ class KvFollower:
 
     @property
     def lag(self) -> int:
-        """Events that wait in the stream behind the last one read."""
         return self._lag
 
     async def run(self) -> None:
-        """Follow the stream until cancelled."""
         forget = self._messaging.on_reconnect(self._on_reconnect)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -118,7 +116,6 @@ class KvFollower:
             self.reader.reset(self._loop.time())
 
     async def _read_on(self, begun: Restored, started: float) -> None:
-        """Read and apply events until the stream is found trimmed."""
         follow = self._messaging.follow(self._store.stream, self._store.subject, start_seq=begun.start_seq)
         self._doubtful = False
         self._alive_s = self._loop.time()

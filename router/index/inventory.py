@@ -64,8 +64,6 @@ class InventoryParts:
 
 @dataclass(slots=True)
 class SourceState:
-    """The reading position of one worker. `complete`: the index has all its blocks, not only those since a loss."""
-
     member: bool = False
     sends_events: bool = True
     epoch: int = NO_EPOCH

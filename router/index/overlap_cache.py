@@ -62,7 +62,6 @@ class OverlapCache:
 
     @property
     def watched(self) -> int:
-        """The number of blocks whose changes are noticed."""
         return len(self._watchers)
 
     # Requests.
@@ -159,7 +158,6 @@ class OverlapCache:
     # Changes in the index.
 
     def touched(self, worker: str, blocks: Iterable[int]) -> None:
-        """Note that a worker has got or lost these blocks."""
         watchers = self._watchers
         if watchers.keys().isdisjoint(blocks):
             return
@@ -170,13 +168,11 @@ class OverlapCache:
                 run.changed.add(worker)
 
     def touched_all(self, worker: str) -> None:
-        """Note that any block of this worker may have changed."""
         for run in self._runs:
             self._mark(run)
             run.changed.add(worker)
 
     def evicted(self, blocks: Iterable[int]) -> None:
-        """Note that no worker has these blocks any more."""
         watchers = self._watchers
         for block in watchers.keys() & blocks:
             run = watchers[block]
@@ -255,7 +251,6 @@ class OverlapCache:
         return path
 
     def _split(self, run: _Run, at: int) -> None:
-        """Split a run: it keeps the first `at` blocks, and a new one behind it has the rest."""
         self._moved(run)
         tail = _Run(run.blocks[at:], children=run.children, requests=dict(run.requests), odd=run.odd)
         self._runs.add(tail)
@@ -269,7 +264,6 @@ class OverlapCache:
         run.unknown = True
 
     def _join(self, run: _Run) -> None:
-        """Join a run with the one behind it, if every request goes on there."""
         if len(run.children) != 1 or not run.requests:
             return
         (tail,) = run.children.values()
@@ -319,7 +313,6 @@ def _shared(blocks: list[int], chain: list[int], at: int) -> int:
 
 
 def _fold(path: list[_Run], worker: str) -> Overlap:
-    """Combine the overlaps of the runs of a path, one behind the other."""
     device = host = total = before = 0  # `host` and `total` with what the tiers above have
     for run in path:
         overlap = run.reach.get(worker)

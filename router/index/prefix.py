@@ -210,7 +210,6 @@ class PurePrefixIndex:
         return slot
 
     def _named(self, device: dict[int, int], host: dict[int, int], disk: dict[int, int]) -> dict[str, Overlap]:
-        """Make an overlap from the lengths that the tiers reach together."""
         found = {}
         for slot, blocks in disk.items():
             name = self._names[slot]
@@ -250,7 +249,6 @@ class PurePrefixIndex:
         yield len(chain), left
 
     def _holders(self, chain: Sequence[int], at: list[int]) -> list[tuple[int, int]]:
-        """List (block, its holders) of some blocks, as `_ends` has them."""
         device, host, disk, assumed = self._tables
         if not host and not disk:
             if not assumed:

@@ -1,4 +1,4 @@
-"""Does long work in slices, so that the rest of the process gets its turn in between."""
+"""Cache events of a pool, applied to the view in order and in slices, so that other tasks get their turn in between."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ async def run_sliced(work: Work) -> None:
             await asyncio.sleep(0)
             until = loop.time() + SHARE_S
 
-
-# Changes of one worker's blocks, applied to the view in slices, so that nothing else waits for long.
 
 SLICE_BLOCKS = 4096  # a few milliseconds
 
@@ -161,7 +159,6 @@ class KvEventReader:
 
     @property
     def busy(self) -> str:
-        """The worker whose change is half done, or an empty string."""
         return self._applier.busy
 
     def expire(self, now_s: float) -> list[str]:
@@ -335,10 +332,6 @@ class KvEventReader:
                 return piece
 
     def slicing(self, worker: str) -> Generator[None, None, WorkerSlice | None]:
-        """Do the same in steps of a few milliseconds. Until the last one the worker is `reading` and gets no message.
-
-        Raises RuntimeError if its blocks changed all the same (were evicted, say): begin again.
-        """
         state = self.sources.get(worker)
         if state is None or state.epoch == NO_EPOCH:
             return None

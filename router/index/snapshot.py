@@ -1,4 +1,6 @@
-"""The format of a snapshot: the blocks of every worker, up to a message of a stream.
+"""Snapshots of an index: their format, their store, and the start of an index from one.
+
+The format of a snapshot: the blocks of every worker, up to a message of a stream.
 
     magic     8 bytes, b"HRKVSNAP"
     version   u32
@@ -85,7 +87,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> int:
-        """Entries (block, worker, tier) in all."""
         return sum(sum(entry.blocks.values()) for entry in self.workers)
 
 
@@ -145,7 +146,6 @@ def decode_snapshot(data: bytes, source: Source) -> tuple[Header, list[WorkerSli
 
 
 def check_source(found: Source, wanted: Source) -> None:
-    """Compare the sources. Raises SnapshotForeign naming the difference."""
     for name in Source._fields:
         have, want = getattr(found, name), getattr(wanted, name)
         if have != want:
@@ -199,8 +199,6 @@ class Pointer(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SnapshotStore:
-    """Stores the snapshots of one pool."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, pool: str) -> None:
         self.pool = pool
         self.stream = subjects.stream("KV")
@@ -212,7 +210,6 @@ class SnapshotStore:
         self._objects = messaging.objects(subjects.bucket("snapshots"))
 
     async def state(self) -> StreamState:
-        """Return the state of the stream, with the last event of this pool."""
         return await self._messaging.stream_state(self.stream, subject=self.subject)
 
     async def pointer(self) -> tuple[Pointer | None, int]:
@@ -230,7 +227,6 @@ class SnapshotStore:
             ) from None
 
     async def load(self, kept: Kept) -> bytes:
-        """Load a snapshot. Raises ObjectNotFound, ObjectCorrupt."""
         return await self._objects.get(kept.object)
 
     async def save(

@@ -1,4 +1,4 @@
-"""The dependencies that the parts of a replica of one pool's index share: where it works, and its settings."""
+"""Snapshots of one pool's index, written by the one router that leads."""
 
 from __future__ import annotations
 
@@ -103,7 +103,6 @@ class Snapshotter:
         *,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`ready`: the index has caught up with the stream, so that a snapshot of it is worth making."""
         self.settings = deps.settings
         self.store = SnapshotStore(deps.messaging, deps.subjects, deps.pool)
         self._reader = reader
@@ -151,7 +150,6 @@ class Snapshotter:
             self._stop_leading()
 
     async def release(self) -> None:
-        """Give the leadership up. Call it before leaving."""
         await self._lease.release()
 
     async def _work(self) -> None:

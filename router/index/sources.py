@@ -1,4 +1,4 @@
-"""Warnings that a broken sender cannot flood the log with."""
+"""Senders of cache events: members and strangers, how far each was read, and which inventories are wanted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class LogThrottle:
         self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def warn(self, event: str, now_s: float, *, worker: str, **fields: object) -> None:
-        """Log a warning, or count it as left out."""
         key = (event, worker, str(fields.get("reason", "")))
         logged = self._logged.get(key)
         if logged is not None and now_s - logged[0] < AGAIN_S:
@@ -34,8 +33,6 @@ class LogThrottle:
         self._logged[key] = (now_s, 0)
         log.warning(event, worker=worker, **fields, **({"left_out": logged[1]} if logged and logged[1] else {}))
 
-
-# Senders of cache events: members and strangers, how far each was read, and which inventories are wanted.
 
 STRANGER_S = 4.0  # as long as a lease lives
 MAX_STRANGERS = 4096
@@ -122,7 +119,6 @@ class KvEventSources:
     # Reading positions.
 
     def workers(self) -> list[str]:
-        """List all senders of which something was read, strangers too."""
         return [worker for worker, state in self._states.items() if state.epoch != NO_EPOCH]
 
     def known(self, worker: str) -> tuple[int, int] | None:
@@ -131,7 +127,6 @@ class KvEventSources:
         return None if state is None or state.epoch == NO_EPOCH else (state.epoch, state.n)
 
     def complete(self, worker: str) -> bool:
-        """Return whether the index has all blocks of this worker."""
         state = self._states.get(worker)
         return state is not None and state.complete
 
@@ -158,7 +153,6 @@ class KvEventSources:
         self.count()
 
     def gathered_blocks(self) -> int:
-        """Count the blocks of all inventories under way."""
         return sum(state.gathering.size for state in self._states.values() if state.gathering is not None)
 
     # States of single senders.
@@ -169,15 +163,12 @@ class KvEventSources:
         self._complaints.warn("kv.refused", now_s, pool=self.pool, worker=worker, reason=reason, error=text)
 
     def warn_gap(self, worker: str, missing: str, now_s: float) -> None:
-        """Warn that events of this worker are missing."""
         self._complaints.warn("kv.gap", now_s, pool=self.pool, worker=worker, missing=missing)
 
     def states(self) -> list[tuple[str, SourceState]]:
-        """List all senders with their states."""
         return list(self._states.items())
 
     def get(self, worker: str) -> SourceState | None:
-        """Return the state of a sender; None if it is unknown."""
         return self._states.get(worker)
 
     def restart(self, worker: str, old: SourceState, now_s: float) -> None:
@@ -206,14 +197,12 @@ class KvEventSources:
         return state
 
     def drop(self, worker: str) -> None:
-        """Drop a stranger and its blocks."""
         del self._states[worker]
         self._strangers -= 1
         self._view.drop_worker(worker)
         self.count()
 
     def count(self) -> None:
-        """Set the gauges of strangers and of wanted inventories."""
         inventory.STRANGERS.labels(self.pool).set(self._strangers)
         wanted = sum(1 for state in self._states.values() if state.wanted and state.member)
         inventory.INCOMPLETE.labels(self.pool).set(wanted)

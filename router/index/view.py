@@ -18,8 +18,6 @@ from headrace.router.index.overlap_cache import OverlapCache
 from headrace.router.index.prefix import PurePrefixIndex
 from headrace.router.index.types import BlockTable, OnEvict, Overlap, Tier
 
-# Choice of the index: the compiled one where it was built, else the pure one; the log says which.
-
 Implementation = Literal["auto", "compiled", "pure"]
 IMPLEMENTATION_VARIABLE = "HEADRACE_INDEX"  # overrides what the caller asks for
 
@@ -54,8 +52,6 @@ def create_index(
     _log.info("index.created", implementation=index.implementation, max_entries=max_entries)
     return index
 
-
-# Blocks that a worker is assumed to hold without an event: predicted ones, or all of a worker that sends no events.
 
 _SLACK = 16_384  # blocks that placements may name beyond four times those that are assumed
 
@@ -110,7 +106,6 @@ class PredictedBlocks:
         return gone
 
     def confirm(self, blocks: Iterable[int]) -> list[int]:
-        """Drop blocks that an event has confirmed. Return those that were assumed until now."""
         if not self._placed:
             return []
         known = list(self._placed.keys() & blocks)
@@ -119,7 +114,6 @@ class PredictedBlocks:
         return known
 
     def expire(self, now_s: float) -> list[int]:
-        """Drop aged blocks and return them."""
         gone: list[int] = []
         while self.next_s() <= now_s:
             turn, _, blocks = self._placements.popleft()
@@ -198,7 +192,6 @@ class Caches:
 
     @property
     def approximate(self) -> frozenset[str]:
-        """The workers that send no events."""
         return frozenset(self._approximate)
 
     # What they hold.
@@ -265,7 +258,6 @@ class Caches:
         return self._chains.stale()
 
     def lookup(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
-        """Return the overlaps of a chain as of now, of which nothing is kept."""
         return self.index.match_exact(chain) if len(chain) else {}
 
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
@@ -280,7 +272,6 @@ class Caches:
 
     @property
     def watched_blocks(self) -> int:
-        """Blocks whose changes concern a waiting request."""
         return self._chains.watched
 
     # Parts.

@@ -1,4 +1,4 @@
-"""Admission: requests are let into the window, or told at once to come back later.
+"""Admission: requests are let into the window, refused at once with a time to come back, or ended when they are overdue.
 
 Nothing is remembered from one decision to the next: each looks at what waits now. So a refusal ends by itself as soon as the
 backlog has shrunk, and there is no overloaded state to get stuck in.
@@ -27,8 +27,6 @@ from headrace.router.placement.worker_view import comes
 
 @dataclass(frozen=True, slots=True)
 class PoolSpeed:
-    """The speed at which the pool drains the backlog."""
-
     tokens_per_s: float  # prompt tokens that all workers together compute; 0 = not known (there is no worker, say)
     pending_tokens: float = 0.0  # placed and not yet computed
 
@@ -76,7 +74,6 @@ class Admission:
         )
 
     def late(self, request: Waiting, now_s: float) -> Shed:
-        """Refuse a request whose deadline has passed."""
         return Shed(request=request, code="deadline", message=missed(now_s - request.arrived_s, request.attempt))
 
     def _over_tenant(self, request: Waiting, uncached: float, queue: FairQueue, pool: PoolSpeed) -> Shed | None:
@@ -139,15 +136,11 @@ class Admission:
 
 
 def _over(waits: Amount, uncached: float, most: int, most_tokens: int) -> str:
-    """Describe the limit that is exceeded; return an empty string if none is."""
     if most and waits.requests >= most:
         return f"{waits.requests} requests waiting, of at most {most}"
     if most_tokens and waits.requests and waits.tokens + uncached > most_tokens:
         return f"{waits.tokens:.0f} uncached tokens waiting, which with {uncached:.0f} more exceeds {most_tokens}"
     return ""
-
-
-# Overdue requests: those whose deadline has passed, and those that have waited too long for a worker that may take them.
 
 
 class Unplaceable:
@@ -160,18 +153,15 @@ class Unplaceable:
         self._ids: dict[str, None] = {}
 
     def check(self, row: CostRow) -> None:
-        """Watch a request that has come into the window, if no worker may take it."""
         if row.ineligible_since_s is not None:
             self._ids[row.request.id] = None
 
     def recheck(self) -> None:
-        """Check all requests again, because the workers have changed."""
         self._ids.clear()
         for row in self._window.rows.values():
             self.check(row)
 
     def remove(self, request_id: str) -> None:
-        """Stop watching a request, if it was watched."""
         self._ids.pop(request_id, None)
 
     def overdue(self, now_s: float) -> list[Shed]:

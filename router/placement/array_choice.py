@@ -77,7 +77,6 @@ def choose(
 
 
 def _preferences(cost: Floats, service: Floats, roomy: Ints, workers: WorkerView) -> Floats:
-    """Return what is compared of the workers with room, a column for each. `service` may be lost by it."""
     if len(roomy) == cost.shape[1]:  # then nothing has to be copied
         preferred = service
     else:
@@ -121,8 +120,6 @@ def costs(window: CostMatrix, rows: Ints, workers: WorkerView, congestion: float
 
 
 class _Local(NamedTuple):
-    """The local way of each request on each worker: its service time in seconds, and whether its blocks fit."""
-
     service: Floats
     fits: Bools
 

@@ -105,7 +105,6 @@ class SpeedEstimate:
     samples: int = 0
 
     def step_s(self, *, prefill_tokens: float, decodes: float) -> float:
-        """Predict the duration of an engine step."""
         return self.base_s + prefill_tokens / self.prefill_tokens_per_s + decodes * self.per_decode_s
 
 
@@ -159,7 +158,6 @@ class StepTimes:
 
     @property
     def samples(self) -> int:
-        """Steps that were learnt from."""
         return self.counts[0]
 
     @property

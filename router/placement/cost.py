@@ -103,7 +103,7 @@ class RecentWork:
 
 
 def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
-    """Return the pending prefill of a worker, in tokens, below which it may get more."""
+    """Return the pending prefill tokens below which a worker may get more."""
     return max(settings.lookahead * load.info.step_tokens, settings.lookahead_s * load.speed.prefill_tokens_per_s)
 
 
@@ -189,8 +189,6 @@ _FIRST_ROWS = 64
 
 @dataclass(slots=True)
 class CostRow:
-    """The row of a request."""
-
     request: Waiting
     number: int
     overlaps: Mapping[str, Overlap]
@@ -236,7 +234,6 @@ class CostMatrix:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
         return len(self._loads)
 
     def __contains__(self, request_id: object) -> bool:
@@ -296,7 +293,6 @@ class CostMatrix:
             self._fill(row, now_s)
 
     def same_fleet(self, column: int, other: int) -> bool:
-        """Return whether the workers of two columns belong to one fleet."""
         return self._loads.ordered[column].info.fleet == self._loads.ordered[other].info.fleet
 
     def numbers(self, requests: Sequence[Waiting]) -> Ints:

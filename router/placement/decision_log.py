@@ -26,8 +26,6 @@ MOST_WORKERS = 64  # of a decision, remembered: of more the cheapest
 
 @dataclass(frozen=True, slots=True)
 class DecisionSnapshot:
-    """The state that a decision was made in. It is put into words only for an explanation."""
-
     names: tuple[str, ...]
     reasons: tuple[str, ...]  # why a worker may not take it
     overlaps: Mapping[str, Overlap]
@@ -66,8 +64,6 @@ class DecisionSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedDecision:
-    """A decision, with its reason."""
-
     id: str
     name: str = ""
     attempt: int = 1
@@ -136,7 +132,6 @@ class DecisionLog:
 
 
 def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, window: CostMatrix, policy: str) -> str:
-    """Return the reason for this worker, in one word."""
     if row.request.worker:
         return "direct"
     if row.session == load.column:

@@ -1,5 +1,5 @@
 """The disaggregation planner: it keeps the prefill workers and their jobs, and decides for each placement where its prompt is
-computed, with the reason (`prefill_costs.py` has the arithmetic).
+computed, with the reason (`transfer.py` has the arithmetic).
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class DisaggPlan:
 
 
 class DisaggPlanner:
-    """Plans the prefills of one pool."""
-
     def __init__(self, settings: SchedulerSettings, loads: LoadTable, view: CacheView) -> None:
         self._settings = settings
         self._loads = loads
@@ -65,17 +63,14 @@ class DisaggPlanner:
     # Workers and their reports.
 
     def put_worker(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Note any worker. Return whether the columns of the prefill workers have changed."""
         prefills = info.role == "prefill"
         self.known = self.known or prefills or info.takes_handovers
         return prefills and self.pool.put(info, speed)
 
     def remove_worker(self, worker: str) -> None:
-        """Forget any worker that has left."""
         self.times.remove(worker)
 
     def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
-        """Learn from the load report of any worker."""
         if self.pool.get(report.worker) is not None:
             self.pool.on_report(report, speed, now_s)
         elif report.handover_s:
@@ -229,7 +224,6 @@ class DisaggPlanner:
 
 
 def no_prefill_worker(request: Waiting) -> Shed:
-    """Refuse a request whose prompt may not be computed by the worker that would answer it."""
     message = "no prefill worker is ready, and decode workers are not to compute prompts (prefill_unready)"
     return Shed(request=request, code="no_prefill_worker", message=message, retry_after_s=_RETRY_S)
 
@@ -240,11 +234,7 @@ def announced(placement: Placement) -> str:
     return "" if decision is None or not decision.remote else decision.worker or ANY
 
 
-# Makes the placement of a request on a worker: what it computes there itself, and when its first token may be expected.
-
-
 def uncached_tokens(request: Waiting, overlap: Overlap) -> int:
-    """Return the prompt tokens that have to be computed; the last one always has to."""
     return max(request.tokens - overlap.blocks * request.block_size, 1)
 
 

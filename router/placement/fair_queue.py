@@ -1,4 +1,4 @@
-"""A heap of items by due time, most of which are removed before: removal is lazy, and the waste is bounded."""
+"""Fair order of the scheduling window between classes, tenants and requests, with its backlog and its deadlines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ WASTE = 256  # removed items that are not worth rebuilding the heap for
 
 
 class Removable(Protocol):
-    """`waiting` turns False once, when the item is of no interest any more."""
-
     waiting: bool
 
 
@@ -28,7 +26,10 @@ T = TypeVar("T", bound=Removable)
 
 
 class ExpiryHeap(Generic[T]):
-    """Adding costs O(log n), removal O(1) amortised, the next due one O(1). Infinite times are never due and cost nothing."""
+    """A heap of items by due time, most of which are removed before: removal is lazy, and the waste is bounded.
+
+    Adding costs O(log n), removal O(1) amortised, the next due one O(1). Infinite times are never due and cost nothing.
+    """
 
     __slots__ = ("_heap", "_number", "_waste")
 
@@ -38,7 +39,6 @@ class ExpiryHeap(Generic[T]):
         self._waste = 0
 
     def __len__(self) -> int:
-        """Count the entries, removed ones included."""
         return len(self._heap)
 
     def add(self, due_s: float, item: T) -> None:
@@ -67,9 +67,6 @@ class ExpiryHeap(Generic[T]):
             yield heappop(self._heap)[2]
 
 
-# The backlog by class and tenant: waiting requests, and the prompt tokens that will have to be computed for them.
-
-
 class Amount(NamedTuple):
     """Waiting requests and their uncached prompt tokens."""
 
@@ -82,7 +79,7 @@ _Sums = dict[str, list[float]]  # requests and tokens by name: lists, which chan
 
 
 class Backlog:
-    """Keeps the sums current. Their number is bounded by the waiting requests, because empty sums are dropped."""
+    """The backlog by class and tenant. Its size is bounded by the waiting requests, because empty sums are dropped."""
 
     __slots__ = ("_both", "_classes", "_requests", "_tenants", "_tokens")
 
@@ -104,7 +101,6 @@ class Backlog:
         return _amount(self._tenants.get(tenant))
 
     def tokens_of(self, classes: Iterable[str]) -> float:
-        """Add up the tokens of these classes."""
         tokens, sums = 0.0, self._classes
         if sums:
             for name in classes:
@@ -113,15 +109,12 @@ class Backlog:
         return tokens
 
     def tenants(self, request_class: str) -> Mapping[str, Amount]:
-        """Return the backlog of a class by tenant."""
         return {tenant: _amount(sums) for tenant, sums in self._both.get(request_class, {}).items()}
 
     def has_others(self, tenant: str) -> bool:
-        """Return whether requests of another tenant wait."""
         return len(self._tenants) > (tenant in self._tenants)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Count requests by (class, tenant)."""
         return {(name, tenant): int(one[0]) for name, sums in self._both.items() for tenant, one in sums.items()}
 
     def add(self, request_class: str, tenant: str, *, requests: int = 0, tokens: float = 0.0) -> None:
@@ -151,8 +144,6 @@ def _amount(sums: list[float] | None) -> Amount:
     return NOTHING if sums is None else Amount(int(sums[0]), sums[1])
 
 
-# Queues of waiting requests: one per tenant, side by side in a lane.
-
 Row = tuple[float, float, int, "QueueEntry"]
 
 
@@ -178,14 +169,11 @@ class QueueEntry:
         self.aged_row: Row | None = None
 
     def drop_rows(self) -> None:
-        """Drop the rows of an entry that has left: they hold the entry, and such a circle waits for the garbage collector."""
         del self.row
         self.aged_row = None
 
 
 class Lane:
-    """Holds queues of tenants, and the tenants that have one by their counters."""
-
     __slots__ = ("order", "queues")
 
     def __init__(self) -> None:
@@ -316,7 +304,6 @@ class FairQueue:
         return entry.request if entry else None
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Iterate in the order in which requests were added."""
         return (entry.request for entry in self._entries.values())
 
     # Waiting requests.
@@ -391,18 +378,15 @@ class FairQueue:
             self._enter(entry)
 
     def expired(self, now_s: float) -> list[Waiting]:
-        """Take out the requests whose deadline has passed, soonest first. Their tenants are charged nothing."""
         late = [entry.request for entry in self._deadlines.pop_due(now_s)]
         for request in late:
             self.remove(request.id)
         return late
 
     def next_deadline_s(self) -> float:
-        """Return the next deadline; inf = none."""
         return self._deadlines.next_s()
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Count waiting requests by (class, tenant)."""
         return self.backlog.counts()
 
     def _enter(self, entry: QueueEntry) -> None:
@@ -429,7 +413,6 @@ class FairQueue:
     # Turns.
 
     def heads(self, limit: int, now_s: float) -> Sequence[Waiting]:
-        """List the requests of all `groups` in order."""
         return [request for group in self.groups(limit, now_s) for request in group.requests]
 
     def groups(self, limit: int, now_s: float) -> Sequence[ClassGroup]:

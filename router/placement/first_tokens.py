@@ -1,4 +1,6 @@
-"""The state of an engine at the moment when a prompt is placed on it, worked out from its last report. Sans-io.
+"""Times to first token: the state of an engine when a prompt is placed on it, predictions, and their correction.
+
+The state of an engine at the moment when a prompt is placed on it, worked out from its last report. Sans-io.
 
 A report is old by a few milliseconds, in which an engine goes on: the step that ran has ended, and the next one has begun with
 what was queued, and with what was placed since and has arrived.  So the steps since the report are gone through one by one,
@@ -39,7 +41,6 @@ class EngineNow(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Name what makes a prompt wait."""
         return "filling" if self.before else "decoding" if self.running_s else "idle"
 
 
@@ -125,7 +126,6 @@ class Bucket(NamedTuple):
 
 
 def bucket_of(fleet: str, tokens: float, state: str) -> Bucket:
-    """Return the bucket of a prompt by its uncached tokens."""
     return Bucket(fleet, int(log(max(tokens, 1.0), SIZES)), state)
 
 
@@ -171,8 +171,6 @@ ASKED_S = 60.0  # after a request that asked for a time, placements of other rou
 
 
 class _Open(NamedTuple):
-    """A prediction whose outcome is not known."""
-
     bucket: Bucket
     placed_s: float
     seconds: float  # without the factor
@@ -260,7 +258,6 @@ class FirstTokens:
         self._way_s = min(max(way_s, self._way_s * (1 - WAY_GAIN)), self._way_s * (1 + WAY_GAIN) + LEAST_WAY_S)
 
     def remove_worker(self, worker: str) -> None:
-        """Forget a worker that has left."""
         self._ended.pop(worker, None)
 
     def _engine(self, load: WorkerLoad, now_s: float) -> EngineNow:

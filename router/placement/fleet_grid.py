@@ -24,8 +24,6 @@ _MODES = ("disagg", "agg")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis of a grid: `cells` equal parts from `least` to `most`. A value outside counts for the nearest part."""
-
     name: str
     least: float
     most: float
@@ -64,7 +62,6 @@ class PoolGrid:
         return next((rule.pool for rule in self.overrides if rule.least <= priority <= rule.most), None)
 
     def pool(self, values: Mapping[str, float | None], priority: int | None) -> int:
-        """Return the number of the pool for these values of the axes."""
         if (named := self.override(priority)) is not None:
             return named
         cell = self.mapping
@@ -83,8 +80,6 @@ class PoolGrid:
 
 @dataclass(frozen=True, slots=True)
 class FleetGrid:
-    """A whole configuration. `answers` names the fleet that answers, `prefill` the one whose prefill workers compute."""
-
     answers: PoolGrid
     prefill: PoolGrid | None
     retries: bool  # a request that fails before its first output goes to the next faster fleet
@@ -101,7 +96,6 @@ class FleetGrid:
         return self.prefill.pools[self.prefill.pool(_values(tokens, ttft_s, itl_s), priority)]
 
     def reason(self, priority: int | None, *, retried: bool) -> str:
-        """Return why a request prefers its first fleet."""
         if retried and self.retries:
             return "retry"
         return "override" if self.answers.override(priority) is not None else "grid"

@@ -1,4 +1,4 @@
-"""Targets of a request: the time to first token and the time between tokens that its client asks for."""
+"""Choice among the worker groups (fleets) of a pool: targets of requests, predictions of each fleet, and preferences."""
 
 from __future__ import annotations
 
@@ -113,7 +113,6 @@ class FleetQueues:
         return max(slots_s, engines_s)
 
     def add(self, fleet: int, *, prefill_s: float, held_s: float) -> None:
-        """Count a request that prefers this fleet: seconds of an engine for its prompt, and of a slot until its end."""
         self._count[fleet] += 1
         self._prefill_s[fleet] += prefill_s
         self._held_s[fleet] += held_s
@@ -207,8 +206,6 @@ def _ranks(outlooks: Sequence[FleetOutlook], fleets: Sequence[FleetState]) -> tu
     return tuple(order.index(key) for key in keys)
 
 
-# The chooser of one router: what its window and the workers' reports say about fleets, as penalties on costs.
-
 _STATES = {MEETS: "meets", LATE: "late", UNKNOWN: "unknown"}
 _MOST_BEGUN = 65_536  # requests remembered whose answers have begun
 
@@ -235,7 +232,6 @@ class FleetChooser:
 
     @property
     def several(self) -> bool:
-        """There is more than one fleet to choose from."""
         return len(self._loads.fleets) > 1
 
     def note_begun(self, request_id: str) -> None:
@@ -258,7 +254,6 @@ class FleetChooser:
         return replace(request, prefill_fleet=fleet)
 
     def targets(self, request: Waiting) -> Targets:
-        """Return the targets of a request, or the defaults."""
         settings = self._settings
         return Targets(
             target_of(request.ttft_target_s, settings.ttft_target_s), target_of(request.itl_target_s, settings.itl_target_s)
@@ -335,11 +330,11 @@ class FleetChooser:
     # Explanations.
 
     def explained(self, placement: Placement, load: WorkerLoad) -> Placement:
-        """Say in a placement of the last look which fleet it is in, and why, if there is a choice of fleets."""
+        """Name the fleet of a placement of the last look, with the reason, if there is a choice of fleets."""
         return replace(placement, fleet=self._decision(placement.request, load)) if self.several else placement
 
     def on_trial(self, placement: Placement, load: WorkerLoad) -> Placement:
-        """Say in the placement of a suspect which fleet it is in. No fleet was chosen for it."""
+        """Name the fleet in the placement of a suspect. No fleet was chosen for it."""
         return replace(placement, fleet=self._unchosen(placement.request, load, "trial")) if self.several else placement
 
     def _unchosen(self, request: Waiting, load: WorkerLoad, reason: str) -> FleetDecision:
@@ -385,7 +380,6 @@ class FleetChooser:
 
 
 def _itl_s(load: WorkerLoad) -> float:
-    """Predict the time between two tokens of one more sequence, on the curve learnt from the worker's reports."""
     return load.speed.step_s(prefill_tokens=0, decodes=load.running + 1)
 
 

@@ -17,12 +17,8 @@ from headrace.broker.places import worker_of
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.types import WorkerInfo
 
-# Workers that each have a column of the scheduler's arrays. Columns are dense, 0 … n-1.
-
 
 class ColumnLoad(Protocol):
-    """The load of a worker that has a column."""
-
     info: WorkerInfo
     column: int
 
@@ -31,10 +27,7 @@ L = TypeVar("L", bound=ColumnLoad)
 
 
 class WorkerColumns(Generic[L]):
-    """Holds workers by name and in the order of their columns."""
-
     def __init__(self, make: Callable[[WorkerInfo, int, SpeedEstimate], L]) -> None:
-        """`make(info, column, speed)` makes the load of a new worker."""
         self._make = make
         self._by_name: dict[str, L] = {}
         self.get: Callable[[str], L | None] = self._by_name.get  # the worker of a name
@@ -170,7 +163,6 @@ class WorkerLoad:
 
     @property
     def placed_tokens(self) -> int:
-        """Prompt tokens on their way."""
         return self._entry_tokens
 
     @property
@@ -216,12 +208,10 @@ class WorkerLoad:
 
     @property
     def suspects(self) -> int:
-        """Suspects that the worker has or is about to have, and that are not cleared."""
         return self.reported_suspects + self.suspects_on_way
 
     @property
     def reported_suspects(self) -> int:
-        """Suspects that the worker has reported."""
         return self.report.suspects if self.report is not None else 0
 
     @property

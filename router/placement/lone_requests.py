@@ -81,7 +81,6 @@ class LoneRequests:
         )
 
     def _work(self, request: Waiting, overlaps: Mapping[str, Overlap]) -> list[float]:
-        """Return the tokens that each worker would compute, as `CostMatrix` has them."""
         most, tiers = max(request.tokens, 1.0), self._settings.tiers
         if not overlaps:
             return [most] * len(self._loads.ordered)
@@ -123,7 +122,6 @@ class LoneRequests:
 
 
 def _reason(chosen: ScalarChoice, overlap: Overlap, overlaps: Mapping[str, Overlap], workers: int) -> str:
-    """Return the reason for this worker, in one word, as `reason_of` does."""
     if workers == 1:
         return "only"
     if chosen.aged:

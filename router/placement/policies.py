@@ -59,7 +59,6 @@ class Promises:
         return sum(len(promises) for promises in self._open.values())
 
     def __bool__(self) -> bool:
-        """Return whether there may be one that is not over."""
         return bool(self._open)
 
     def note(self, worker: str, *, begins_s: float, takes_s: float, ttft_s: float, now_s: float) -> None:
@@ -80,7 +79,6 @@ class Promises:
         return slack
 
     def next_s(self, now_s: float) -> float:
-        """Return when the next promise is over; infinite without any."""
         if not self._open:
             return inf
         return min((one.begins_s for worker in self._open for one in self._current(worker, now_s)), default=inf)
@@ -188,7 +186,6 @@ class KvPolicy:
         table.open &= table.free
 
     def _penalties(self, group: Sequence[Waiting], table: Costs, workers: WorkerView, now_s: float) -> Floats:
-        """Return the penalties of fleets that are not preferred; zeros where there is one."""
         if self._fleets is None or not self._fleets.several:
             return np.zeros((1, 1))
         return self._fleets.penalties(group, table.ttft, table.service, workers, now_s)
@@ -262,12 +259,10 @@ def least_loaded(settings: SchedulerSettings, rng: random.Random) -> Policy:
 
 
 def round_robin(settings: SchedulerSettings, rng: random.Random) -> Policy:
-    """Each worker in turn."""
     return SimplePolicy(settings, _RoundRobin())
 
 
 def at_random(settings: SchedulerSettings, rng: random.Random) -> Policy:
-    """Any worker."""
     return SimplePolicy(settings, lambda columns, workers: rng.choice(columns))
 
 
@@ -311,9 +306,6 @@ def make_policy(
     """Return a new instance of the policy that is set. Raises SettingsInvalid as `policy_factory` does."""
     factory = policy_factory(settings.policy)
     return KvPolicy(settings, rng, fleets, promises) if factory is None else factory(settings, rng)
-
-
-# Session affinity: a request of a session goes to the worker that had the session before, unless that costs much more.
 
 
 def prefer_session(

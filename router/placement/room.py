@@ -1,6 +1,6 @@
-"""Tells which workers have room for the first of those that wait: batch requests take only what interactive ones leave.
+"""Room for waiting requests: which workers have some, which router may use it now, and which rows are brought up to date first.
 
-The workers of a small pool are looked at one by one, those of a large one as arrays (`many_workers.py`).
+The workers of a small pool are looked at one by one, those of a large one as arrays (`worker_registry.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class InteractivePresence:
         self._seen_s = -inf
 
     def see(self, now_s: float) -> None:
-        """Note that there is an interactive request."""
         self._seen_s = now_s
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
@@ -121,11 +120,9 @@ class Room:
         return has_batch_room(load, self._settings, load.pending_tokens(now_s), alone=self._alone(now_s))
 
     def _alone(self, now_s: float) -> bool:
-        """Return whether batch requests have the pool for themselves."""
         return not len(self._queue.interactive) and not self._presence.expected(now_s)
 
     def _first_alone(self, now_s: float) -> bool | None:
-        """Return the same if a batch request is the first of those that wait, else None."""
         return None if len(self._queue.interactive) else self._alone(now_s)
 
     def _lookahead_tokens(self, load: WorkerLoad, now_s: float) -> float:
@@ -170,13 +167,11 @@ class RouterBackoff:
             load.opened_s = now_s
 
     def note_no_room(self, loads: LoadTable) -> None:
-        """Note that no worker has room."""
         self.next_s = float("inf")
         for load in loads:
             load.opened_s = None
 
     def must_wait(self, load: WorkerLoad, routers: Sequence[str], service_s: float, now_s: float) -> bool:
-        """Return whether work of this length has to leave this worker to other routers for now."""
         if len(routers) < 2 or load.opened_s is None:
             return False
         turns = log2(1.0 + service_s / _SHORT_S) + self._place(load, routers) / len(routers)
@@ -239,7 +234,6 @@ class WindowRefresh:
 
 
 def least_uncached(row: CostRow, window: CostMatrix) -> float:
-    """Return the prompt tokens of a request that the best worker for it would have to compute."""
     uncached = window.uncached[row.number]
     if len(uncached) > _FEW:
         return float(uncached.min())

@@ -92,7 +92,6 @@ class Scheduler:
             self._backoff.note_no_room(self._loads)
 
     def workers(self) -> Sequence[WorkerLoad]:
-        """List the workers that get requests."""
         return self._loads.ordered
 
     def _columns_changed(self, now_s: float, changed: bool) -> None:
@@ -183,7 +182,6 @@ class Scheduler:
         self._suspects.assess(request_id, limit, crashes)
 
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
-        """Drop these requests. Return those that were waiting."""
         dropped = []
         for request_id in ids:
             request = self._queue.remove(request_id)
@@ -193,7 +191,6 @@ class Scheduler:
         return dropped
 
     def drain(self) -> list[Waiting]:
-        """Drop all waiting requests and return them."""
         return self.cancel([request.id for request in self._queue])
 
     def unplace(self, placement: Placement, now_s: float) -> None:
@@ -323,7 +320,6 @@ class Scheduler:
     def _carry_out(
         self, placement: Placement, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, workers: WorkerView, now_s: float
     ) -> None:
-        """Count a placement wherever later decisions look."""
         request, worker = placement.request, placement.worker
         yields = request.batch and not placement.kept
         row = self._window.rows[request.id]
@@ -362,7 +358,6 @@ class Scheduler:
         return max(wake_s, now_s + _SOONEST_S)
 
     def queued_prefill_tokens(self, now_s: float) -> float:
-        """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
         return self.disagg.pool.queued_tokens(now_s)
 
     # Explanations.

@@ -10,8 +10,6 @@ from headrace.base.setting import Setting
 from headrace.router.errors import need
 from headrace.router.index.types import TIERS, Tier
 
-# Declares the settings of fairness: classes of requests and weights of tenants.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairClass:
@@ -153,12 +151,10 @@ class AdmissionSettings:
         need(0 < self.retry_unknown_s < inf, "retry_unknown_s", self.retry_unknown_s, "above 0")
 
     def most_of_tenant(self, tenant: str) -> int:
-        """Waiting requests; 0 = no limit."""
         share = max(1, int(self.window * self.tenant_share))
         return self.tenant_requests_of.get(tenant, self.tenant_requests or share)
 
     def most_of_class(self, name: str) -> int:
-        """Waiting requests; 0 = no limit."""
         return self.class_requests.get(name, max(1, int(self.window * self.class_share.get(name, 1.0))))
 
 

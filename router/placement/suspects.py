@@ -66,7 +66,6 @@ class Trials:
         return False
 
     def remove(self, request_id: str) -> None:
-        """Forget a request: it was placed, or has ended. An unknown one is ignored."""
         if self._waiting.pop(request_id, None) is not None and not self._waiting:
             self.release_workers()
 
@@ -113,7 +112,6 @@ class Trials:
             rank.described = False
 
     def release_workers(self) -> None:
-        """Let workers have ordinary requests as soon as no suspect is there."""
         for load in self._loads:
             load.kept_on_trial = False
             load.described = False
@@ -145,11 +143,9 @@ class Suspects:
 
     @property
     def awaiting_lost(self) -> int:
-        """Count the suspects that wait, as of the last `place`, because dead workers are due back."""
         return len(self) if self._awaiting_lost else 0
 
     def hold(self, request: Waiting) -> None:
-        """Take a request that may be suspect out of the turns of the others. Any other request is ignored."""
         if request.suspect:
             self._trials.add(request)
             self._queue.hold(request.id)
@@ -170,7 +166,6 @@ class Suspects:
         self._trials.remove(request_id)
 
     def place(self, place: Place, now_s: float) -> list[Placement]:
-        """Place the suspects for which a trial worker has room, the most suspect first. `place` carries each one out."""
         placed: list[Placement] = []
         if not len(self):
             self._awaiting_lost = False

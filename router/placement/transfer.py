@@ -1,4 +1,6 @@
-"""Hand-over times, from a computed prompt to the first token on its decode worker, learnt from load reports.
+"""Prefill on another worker: KV transfer times, the prefill workers of a pool, and the cost of computing a prompt there.
+
+Hand-over times, from a computed prompt to the first token on its decode worker, learnt from load reports.
 
     handover_s ≈ fixed_s + tokens fetched × per_token_s
 
@@ -139,12 +141,10 @@ class PrefillLoad:
         return not self.info.draining
 
     def service_s(self, tokens: float) -> float:
-        """Predict the time to compute that many tokens, steps included."""
         steps = 1.0 if not self.info.step_tokens else max(1.0, tokens / self.info.step_tokens)
         return tokens / self.speed.prefill_tokens_per_s + steps * self.speed.base_s
 
     def wait_s(self, now_s: float) -> float:
-        """Predict the wait until the worker could begin with one more prompt."""
         return max(0.0, self.free_s - now_s)
 
     def shift(self, by_s: float, after_s: float) -> None:
@@ -202,7 +202,6 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         return load
 
     def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
-        """Correct the prediction by a load report."""
         load = self._by_name[report.worker]
         load.speed = speed
         wait_s = load.wait_s(now_s)
@@ -260,7 +259,6 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         return job
 
     def expire(self, now_s: float) -> None:
-        """Forget jobs that should have been reported long ago."""
         late = [i for i, job in self.jobs.items() if now_s > job.done_s + self._grace_s + job.service_s]
         for job_id in late:
             self.close(job_id, now_s)
@@ -268,7 +266,6 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
     # Figures.
 
     def awaited_blocks(self, decode: str) -> int:
-        """Count the KV blocks that this decode worker will need for prompts that prefill workers compute now."""
         return self._awaited.get(decode, 0)
 
     def queued_tokens(self, now_s: float) -> float:
@@ -511,7 +508,6 @@ def ahead_s(work_s: Floats, workers: int) -> Floats:
 
 
 def remote_decision(reason: str, *, worker: str, wait_s: float, settings: SchedulerSettings) -> PrefillDecision:
-    """Decide for a prefill worker. `wait_s`: predicted, until one takes the job."""
     patience_s = min(max(LEAST_WAIT_S, settings.prefill_dispatch_s + wait_s * PATIENCE), settings.prefill_wait_s)
     return PrefillDecision(remote=True, worker=worker, reason=reason, wait_s=round(patience_s, 3))
 

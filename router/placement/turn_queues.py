@@ -47,39 +47,31 @@ class TurnQueues:
     # Waiting requests.
 
     def add(self, request: Waiting, *, tokens: float) -> None:
-        """Add a request with so many uncached tokens, in place of one of the same id."""
         (self.batch if request.batch else self.interactive).add(request, tokens=tokens)
 
     def remove(self, request_id: str) -> Waiting | None:
-        """Remove a request; its tenant is charged nothing. An unknown one is ignored."""
         request = self._of(request_id).remove(request_id)
         self._note_waiting()
         return request
 
     def update(self, request_id: str, tokens: float) -> None:
-        """Correct the uncached tokens of a request. An unknown one is ignored."""
         self._of(request_id).update(request_id, tokens)
 
     def hold(self, request_id: str) -> None:
-        """Do not offer a request until `release`."""
         self._of(request_id).hold(request_id)
 
     def release(self, request_id: str) -> None:
-        """Offer a held request again, in its old place."""
         self._of(request_id).release(request_id)
 
     def expired(self, now_s: float) -> list[Waiting]:
-        """Take out the requests whose deadline has passed."""
         late = [*self.interactive.expired(now_s), *self.batch.expired(now_s)]
         self._note_waiting()
         return late
 
     def next_deadline_s(self) -> float:
-        """Return the next deadline; inf = none."""
         return min(self.interactive.next_deadline_s(), self.batch.next_deadline_s())
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Count waiting requests by (class, tenant)."""
         return self.interactive.counts() | self.batch.counts()
 
     # Turns.
@@ -126,21 +118,17 @@ class TurnQueues:
                 self._balance = min(self._balance + self._share * self.interactive.charged, _MOST_OWED)
 
     def unplace(self, request: Waiting, *, tokens: float) -> None:
-        """Take back the charge of a placement that did not happen, and let the request wait again in its old place."""
         (self.batch if request.batch else self.interactive).unplace(request, tokens=tokens)
 
     def predicted_output(self, request: Waiting) -> float:
-        """Predict the tokens of the answer to a request."""
         most = request.max_tokens or MOST_TOKENS
         queue = self.batch if request.batch else self.interactive
         return queue.accounts.predicted_output(request.tenant, request.request_class, most)
 
     def correct(self, request_id: str, *, uncached: float) -> None:
-        """Replace the predicted prompt tokens of a charge by measured ones."""
         if not self.interactive.correct(request_id, uncached=uncached):
             self.batch.correct(request_id, uncached=uncached)
 
     def settle(self, request_id: str, *, output: float) -> None:
-        """Settle the charge of a placed request that has ended with this many output tokens."""
         if not self.interactive.settle(request_id, output=output):
             self.batch.settle(request_id, output=output)

@@ -48,7 +48,6 @@ class WorkerInfo:
 
     @property
     def serves(self) -> bool:
-        """The worker may get requests."""
         return self.role not in HELPERS
 
     @property
@@ -100,18 +99,14 @@ class Waiting:
         return self.request_class in BATCH_CLASSES
 
     def age_s(self, now_s: float) -> float:
-        """Return the time since its arrival at its frontend."""
         return max(now_s - self.arrived_s, 0.0)
 
     def waited_s(self, now_s: float) -> float:
-        """Return the time that it has been in the window."""
         return max(now_s - (self.arrived_s if self.entered_s is None else self.entered_s), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A decision to send this request to this worker now."""
-
     request: Waiting
     worker: str
     uncached: int  # tokens to be prefilled, predicted
@@ -128,7 +123,6 @@ class Placement:
 
     @property
     def remote(self) -> bool:
-        """A prefill worker computes the prompt."""
         return self.prefill is not None and self.prefill.remote
 
 

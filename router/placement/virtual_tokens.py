@@ -68,7 +68,6 @@ class TenantOrder:
 
     @property
     def least(self) -> float:
-        """The smallest counter; there must be a tenant."""
         return self.rows[0][0]
 
     def enter(self, tenant: Tenant) -> None:
@@ -80,7 +79,6 @@ class TenantOrder:
         del self.rows[self._find(tenant)]
 
     def move(self, tenant: Tenant, counter: float) -> None:
-        """Move a tenant to its place by this counter, which the tenant itself does not have yet."""
         del self.rows[self._find(tenant)]
         insort(self.rows, (counter, tenant.number, tenant))
 
@@ -90,8 +88,6 @@ class TenantOrder:
 
 @dataclass(slots=True)
 class Charge:
-    """The charge for a placed request that has not ended."""
-
     tenant: Tenant
     request_class: str
     lifts: int
@@ -134,12 +130,10 @@ class VirtualTokenCounters:
         self._class_outputs: dict[str, Mean] = {}
 
     def __len__(self) -> int:
-        """Count the tenants remembered, idle or not."""
         return len(self._tenants)
 
     @property
     def open(self) -> int:
-        """Requests charged and not settled."""
         return len(self._open)
 
     @property
@@ -152,7 +146,6 @@ class VirtualTokenCounters:
         return self._weights.get(tenant, self._default_weight)
 
     def counter(self, tenant: str) -> float:
-        """Return the counter of a tenant; 0 for an unknown one."""
         known = self._tenants.get(tenant)
         return known.counter if known else 0.0
 

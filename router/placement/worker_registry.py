@@ -48,18 +48,16 @@ class LostWorkers:
         self._until_s: list[float] = []  # in the order of the deaths
 
     def lose(self, now_s: float, start_s: float = 0.0) -> None:
-        """Note a worker that is gone without having drained, and whose start took `start_s`."""
         self._expire(now_s)
         if wait_s := due_back_s(start_s):
             self._until_s.append(now_s + wait_s)
 
     def join(self) -> None:
-        """Note a new worker. It makes up for the one that is waited for and was lost first."""
+        """Note a new worker. It replaces the one that was lost first of those still awaited."""
         if self._until_s:
             self._until_s.pop(0)
 
     def due(self, now_s: float) -> int:
-        """Return how many workers are due back."""
         self._expire(now_s)
         return len(self._until_s)
 
@@ -116,7 +114,6 @@ class ManyWorkers:
         awaited: Callable[[str], int] | None = None,
         batch_alone: bool | None = None,
     ) -> WorkerView:
-        """Describe the workers as they are now, as `make_worker_view` does."""
         table, batch = self._current(), batch_alone is not None
         pending = self._pending(now_s)
         free = table[Figure.BATCH_BLOCKS_FREE if batch else Figure.BLOCKS_FREE].copy()
@@ -137,12 +134,10 @@ class ManyWorkers:
         )
 
     def room(self, now_s: float, *, batch_alone: bool | None = None) -> Bools:
-        """Mark the workers that have room now."""
         self._current()
         return self._room(self._pending(now_s), batch_alone)
 
     def totals(self, now_s: float) -> tuple[float, float]:
-        """Return the pending prompt tokens of all workers, and the tokens per second that they compute."""
         table = self._current()
         return float(self._pending(now_s).sum()), float(table[Figure.RATE].sum())
 
@@ -195,7 +190,6 @@ class ManyWorkers:
         return self._unevenness
 
     def _current(self) -> Floats:
-        """Bring the table up to date and return it."""
         loads = self._loads
         if self._version != loads.version:
             self._version = loads.version
@@ -212,7 +206,6 @@ class ManyWorkers:
         return self._table
 
     def _describe(self, load: WorkerLoad) -> tuple[float, ...]:
-        """Return the figures of a worker, in the order of `Figure`."""
         settings, info, speed, report, busy = self._settings, load.info, load.speed, load.report, load.running
         rate, decode_s = speed.prefill_tokens_per_s, speed.per_decode_s * busy
         taken = busy >= info.slots or load.on_trial
@@ -279,7 +272,6 @@ class WorkerRegistry:
         return True
 
     def remove(self, worker: str, now_s: float) -> bool:
-        """Remove a worker. Return False if it is unknown."""
         load = self._loads.get(worker)
         if not self._drop(worker, now_s):
             return False

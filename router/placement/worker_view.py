@@ -66,16 +66,12 @@ class WorkerView:
         return WorkerView(**{name: getattr(self, name)[columns] for name in _EXPLAINED})
 
     def close(self, column: int) -> None:
-        """Give this worker nothing in this decision."""
         self.all_room[column] = False
         self.__dict__.pop("room", None)
 
 
 _EXPLAINED = ("wait_s", "pending", "token_s", "step_s", "room", "running")
 _TYPES = {"room": np.bool_, "running": np.intp}
-
-
-# Eligibility of workers for a request: named worker, required labels, adapter, session.
 
 
 def why_not(request: Waiting, load: WorkerLoad) -> str:
@@ -103,7 +99,6 @@ def comes(request: Waiting, loads: LoadTable) -> bool:
 
 
 def eligible_columns(request: Waiting, loads: LoadTable) -> Sequence[int]:
-    """List the columns of the workers that may take the request."""
     anywhere = not request.worker and not request.require and not request.adapter
     if anywhere and (not loads.least_context or request.longest <= loads.least_context):
         return loads.serving

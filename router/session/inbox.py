@@ -26,8 +26,6 @@ D = TypeVar("D", bound=Decided)
 
 
 class RouterInbox:
-    """Decodes these messages, feeds the scheduler with them, and answers questions."""
-
     def __init__(
         self,
         deps: RouterDeps,
@@ -50,7 +48,6 @@ class RouterInbox:
         self._subscriptions: list[Subscription] = []
 
     async def subscribe(self) -> None:
-        """Begin to receive."""
         for subject, on_message in (
             (self._subjects.load_filter(self._pool), self.on_report),
             (self._subjects.events(self._pool), self.on_events),
@@ -60,12 +57,10 @@ class RouterInbox:
             self._subscriptions.append(await self._messaging.subscribe(subject, on_message))
 
     async def unsubscribe(self) -> None:
-        """Receive nothing any more."""
         while self._subscriptions:
             await self._subscriptions.pop().unsubscribe()
 
     def on_report(self, message: Message) -> None:
-        """Pass a worker's load report on to the scheduler."""
         try:
             report = decode(LoadReport, message.data)
         except WireError as error:
@@ -77,7 +72,6 @@ class RouterInbox:
         self._state.changed.set()
 
     def on_events(self, message: Message) -> None:
-        """Pass job events on to the scheduler, the roster and the prediction statistics."""
         try:
             events = decode(JobEvents, message.data).events
         except WireError as error:
@@ -109,7 +103,6 @@ class RouterInbox:
                 self._release.settle(request.key, "cancelled")
 
     def on_control(self, message: Message) -> None:
-        """Answer an operator's question."""
         try:
             control: RouterControl = decode(RouterControl, message.data)  # type: ignore[arg-type]  # a union as a value
         except WireError as error:

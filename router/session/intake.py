@@ -27,8 +27,6 @@ from headrace.router.session import metrics
 from headrace.router.session.placing import Refuser, fault_of
 from headrace.router.session.state import HeldRequest, RequestCredit, RouterDeps, RouterState, decode_head
 
-# Asks judges how suspect requests are whose history has several crashes: some of them may not count, or are forgiven.
-
 log = structlog.get_logger()
 
 
@@ -101,7 +99,6 @@ class Intake:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Pull requests of every class until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for request_class in REQUEST_CLASSES:
                 consumer = request_consumer(self._subjects, self._pool, request_class)
@@ -118,7 +115,6 @@ class Intake:
             self._credit.balance()
 
     async def stop(self) -> None:
-        """Take no more requests in."""
         for pull in self._pulls:
             await pull.stop()
 

@@ -113,8 +113,6 @@ def tenant_label(tenant: str) -> str:
     return OTHER_TENANTS
 
 
-# Prometheus metrics of the choice among fleets: what was chosen and why, and what became of the predictions.
-
 CLOSE = 0.2  # part of the measured time
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -145,7 +143,6 @@ TARGETS = Counter(
 
 
 def count_decision(pool: str, decision: FleetDecision) -> None:
-    """Count the fleet of a placement."""
     DECISIONS.labels(pool, decision.fleet, decision.reason).inc()
 
 
@@ -158,8 +155,6 @@ def compare(fleet: str, *, target_s: float, predicted_s: float, observed_s: floa
     PREDICTIONS.labels(fleet, "yes" if off_s <= CLOSE * observed_s else "no").inc()
     TARGETS.labels(fleet, "yes" if observed_s <= target_s else "no").inc()
 
-
-# Accuracy of predictions: the uncached tokens and the time to first token of each placement against the worker's report.
 
 LIMIT = 20_000  # placements remembered
 
@@ -183,7 +178,6 @@ class PredictionAccuracy:
         return len(self._open)
 
     def placed(self, placement: Placement) -> None:
-        """Remember the prediction of a placement."""
         request, chosen = placement.request, placement.fleet
         fleet, target_s = ("", request.ttft_target_s) if chosen is None else (chosen.fleet, chosen.ttft_target_s)
         self._open[request.id, request.attempt] = _Prediction(
@@ -210,8 +204,6 @@ class PredictionAccuracy:
             compare(predicted.fleet, target_s=predicted.target_s, predicted_s=predicted.ttft_s, observed_s=actual_s)
 
 
-# Reports the waits of suspects for workers that are due back.
-
 log = structlog.get_logger()
 
 
@@ -223,7 +215,7 @@ class SuspectWaits:
         self._began_s: float | None = None
 
     def note(self, suspects: int, now_s: float) -> None:
-        """Note how many suspects wait now. The first of them begins a wait, none ends it."""
+        """Note the number of waiting suspects. The first of them begins a wait, an empty queue ends it."""
         if suspects and self._began_s is None:
             self._began_s = now_s
             log.warning("suspects.held", pool=self._pool, suspects=suspects, reason="lost workers are due back")

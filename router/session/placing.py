@@ -1,4 +1,4 @@
-"""The decision loop of a router session: it asks the scheduler, and has placements and refusals carried out."""
+"""Decisions of a router session carried out: the loop that asks the scheduler, placements, refusals and announcements."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from headrace.router.session.metrics import PredictionAccuracy, SuspectWaits, co
 from headrace.router.session.state import HeldRequest, RequestRelease, RequestState, RouterDeps, RouterState, ServingPermission
 from headrace.router.settings import SessionOptions
 
-# The `placed` events by which all routers of a pool learn of a placement, so that they see the same load.
-
 MAX_HASHES = 512  # of new blocks in one event
 
 
@@ -44,7 +42,6 @@ class Announcer:
         self._loop = asyncio.get_running_loop()
 
     def placed(self, held: HeldRequest, placement: Placement) -> None:
-        """Announce one placement with the next message."""
         if not self._events:
             self._loop.call_soon(self._send)
         self._events.append(
@@ -67,8 +64,6 @@ class Announcer:
         events, self._events = self._events, []
         self._messaging.send(self._subject, encode(JobEvents(events=events)))
 
-
-# Refusals: the judge of a request that will not be placed is asked to end it, and only its answer allows the ack.
 
 log = structlog.get_logger()
 
@@ -100,7 +95,6 @@ class Refuser:
         self._running: set[asyncio.Task[None]] = set()
 
     def refuse(self, held: HeldRequest, fault: JobFault) -> None:
-        """Begin to ask the judge of this request to end it with `fault`."""
         held.refuse()
         self.in_flight += 1
         task = self._tasks.spawn_guarded(self._refuse(held, fault), lambda error: self._failed(held, error))
@@ -112,7 +106,6 @@ class Refuser:
         self._release.settle(held, "failed")
 
     def abandon(self) -> None:
-        """Stop asking. The server delivers again what was not acked."""
         for task in self._running:
             task.cancel()
 
@@ -150,9 +143,6 @@ class Refuser:
         return None
 
 
-# The last leg of a placement: what follows from its outcome, once that is known.
-
-
 class PlacementOutcomes:
     """Announces, records and releases placed requests; sends the others back to the scheduler or to the refuser.
 
@@ -169,7 +159,6 @@ class PlacementOutcomes:
         accuracy: PredictionAccuracy,
         record: Callable[[HeldRequest, Placement], None] | None = None,
     ) -> None:
-        """`record` is called with every placement."""
         self._state = state
         self._release = release
         self._refuser = refuser
@@ -208,7 +197,6 @@ class PlacementOutcomes:
         state.changed.set()
 
     def impossible(self, held: HeldRequest, fault: JobFault) -> None:
-        """Refuse a request that no worker can be sent."""
         if not held.gone:
             self._refuser.refuse(held, fault)
 
@@ -235,7 +223,6 @@ class Placer:
         self._running: set[asyncio.Task[None]] = set()
 
     def place(self, held: HeldRequest, placement: Placement) -> None:
-        """Begin to publish a waiting request to its worker."""
         held.place()
         self.in_flight += 1
         self._gauge.inc()
@@ -249,7 +236,6 @@ class Placer:
         self._outcomes.impossible(held, fault_of_failure(error))
 
     def abandon(self) -> None:
-        """Stop waiting for outcomes. The server delivers again what was not acked."""
         for task in self._running:
             task.cancel()
 
@@ -306,8 +292,6 @@ LEAST_NAP_S = 0.001
 
 
 class Dispatcher:
-    """Hands each decision of the scheduler to the placer or to the refuser."""
-
     def __init__(
         self,
         options: SessionOptions,
@@ -346,11 +330,9 @@ class Dispatcher:
 
     @property
     def busy(self) -> bool:
-        """Placements or refusals are on their way."""
         return bool(self._placer.in_flight or self._refuser.in_flight)
 
     def abandon(self) -> None:
-        """Stop waiting for placements and refusals on their way."""
         self._placer.abandon()
         self._refuser.abandon()
 

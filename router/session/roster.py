@@ -24,7 +24,6 @@ REMOTE_LIMIT = 20_000  # requests remembered
 
 
 def pool_blocks(member: WorkerMember, block_size: int) -> int:
-    """Return how many blocks of the pool, of this size, a block of the worker's engine has."""
     return max(member.block_size // block_size, 1) if block_size else 1
 
 

@@ -56,8 +56,6 @@ from headrace.router.session.state import (
 )
 from headrace.router.session.waker import Waker
 
-# The count of tenants whose requests wait: a limit on one tenant protects others only if there are others.
-
 log = structlog.get_logger()
 
 CROWDED = 256  # requests held, from which on it matters whose they are
@@ -93,14 +91,10 @@ class TenantCount:
         self._scheduler.several_tenants = len(tenants) > 1
 
 
-# The gauges of one router session: age of the window, index and prefill queue.
-
 AGE_EVERY_S = 1.0  # every held request is looked at for it
 
 
 class SessionGauges:
-    """Sets the gauges of one pool. Without an index those of the index are left out."""
-
     def __init__(
         self,
         pool: str,
@@ -118,7 +112,6 @@ class SessionGauges:
         self._age_due_s = 0.0
 
     def refresh(self, now_s: float) -> None:
-        """Set every gauge to the present value; the age of the oldest request once a second."""
         if now_s >= self._age_due_s:
             self._age_due_s = now_s + AGE_EVERY_S
             metrics.OLDEST_S.labels(self._pool).set(self._window.oldest_s(self._wall()))
@@ -128,8 +121,6 @@ class SessionGauges:
             metrics.LAG.labels(self._pool).set(self._index.follower.lag)
             metrics.INDEX_ENTRIES.labels(self._pool).set(len(self._index.entries))
 
-
-# Periodic work of a router session: wait at the start, extend claims, set gauges, drop requests of judges that are gone.
 
 TICK_S = 0.1
 MEMBERS_WAIT_S = 5.0
@@ -160,8 +151,6 @@ async def index_ready(feed: Feed, *, pool: str, longest_s: float) -> None:
 
 
 class RouterTimers:
-    """Runs the periodic work of one session."""
-
     def __init__(
         self,
         deps: RouterDeps,
@@ -187,7 +176,6 @@ class RouterTimers:
         self._tenants = tenants
 
     async def run(self) -> None:
-        """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._extend())
             tasks.create_task(self._tick())
@@ -341,9 +329,9 @@ class RouterSession:
                 task.cancel()
 
     async def abandon(self) -> None:
-        """Let go of everything after `run` has failed.
+        """Release everything after `run` has failed.
 
-        Waiting requests are given back without asking the scheduler, which may be what has failed.  Without the lease workers
+        Waiting requests are given back without asking the scheduler, which may be what has failed. Without the lease workers
         place requests themselves.
         """
         self._forget_members()
@@ -355,7 +343,6 @@ class RouterSession:
         await self._inbox.unsubscribe()
 
     async def _begin(self) -> None:
-        """Wait until there is enough to decide by, then take the lease and work."""
         await members_known(self._deps.members, pool=self.pool)
         self._listed = True
         self._roster.refresh(self._loop.time())
@@ -371,7 +358,6 @@ class RouterSession:
 
     @property
     def ready(self) -> bool:
-        """The router places: its lease is held, and it does not drain."""
         return self._state.permission.granted
 
     def standing(self) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from headrace.router.placement.types import Decision, Placement, Shed, Waiting, 
 from headrace.router.session import metrics
 from headrace.router.settings import SessionOptions
 
-# The dependencies that every part of a router session shares: where it works, and what it reads and writes through.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterDeps:
@@ -219,29 +217,24 @@ class HeldRequest:
     # State transitions. Each raises IllegalTransition if the table does not have it.
 
     def place(self) -> None:
-        """Begin to publish the request to a worker."""
         self.state = follow(TRANSITIONS, self.state, RequestState.PLACING)
 
     def wait_again(self) -> None:
-        """Go back to waiting, because the worker's queue is full."""
         self.state = follow(TRANSITIONS, self.state, RequestState.WAITING)
 
     def refuse(self) -> None:
-        """Begin to ask the judge to end the request."""
         self.state = follow(TRANSITIONS, self.state, RequestState.REFUSING)
 
     def leave(self) -> None:
-        """Leave the window for good."""
         self.state = follow(TRANSITIONS, self.state, RequestState.GONE)
 
     @property
     def waiting(self) -> bool:
-        """The scheduler has the request, and nothing is being done with it."""
+        """True while the scheduler has the request and nothing is being done with it."""
         return self.state is RequestState.WAITING
 
     @property
     def gone(self) -> bool:
-        """The window has removed the request."""
         return self.state is RequestState.GONE
 
     @property
@@ -250,12 +243,11 @@ class HeldRequest:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """The stored message: moved requests lie in a stream of their own."""
+        """The stored message. Moved requests lie in a stream of their own."""
         return self.request_class in MOVED_CLASSES, self.delivery.stream_seq
 
 
 def decode_head(data: bytes) -> RequestHead:
-    """Read the head of a request message. Raises WireError."""
     return decode(RequestHead, data)
 
 
@@ -294,11 +286,9 @@ class RequestWindow:
         return iter(list(self._by_key.values()))
 
     def of(self, request_id: str) -> HeldRequest | None:
-        """Return the held request of this id. There is at most one at a time."""
         return self._by_id.get(request_id)
 
     def knows(self, delivery: Delivery, request_class: RequestClass) -> bool:
-        """Return whether a request is held under this sequence."""
         return (request_class in MOVED_CLASSES, delivery.stream_seq) in self._by_key
 
     def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
@@ -342,14 +332,12 @@ class RequestWindow:
         return True
 
     def oldest_s(self, wall_s: float) -> float:
-        """Return how long ago the oldest held request was created; 0 without one. Looks at all of them. `wall_s`: Unix time."""
         return max(0.0, wall_s - min((held.head.created for held in self._by_key.values()), default=wall_s))
 
     # Claims: for how long the server believes that the requests are being worked on here.
 
     @property
     def claims_valid(self) -> bool:
-        """The server still believes that all held requests are being worked on here."""
         return self._loop.time() - self._extended_s < self._ack_wait_s
 
     def extend(self) -> None:
@@ -380,11 +368,9 @@ class ServingPermission:
 
     @property
     def granted(self) -> bool:
-        """The router may hold requests and decide about them now."""
         return self._lease.held and not self._draining
 
     def drain(self) -> None:
-        """Withdraw the permission for good."""
         self._draining = True
 
 
@@ -399,13 +385,9 @@ class RouterState:
     changed: asyncio.Event
 
     def inspection(self, router: str) -> Inspection:
-        """Describe this state for operators: requests per state, lease and drain."""
         permission = self.permission
         states = Counter(held.state.value for held in self.window)
         return Inspection(component=router, states=dict(states), lease_held=permission.lease_held, draining=permission.draining)
-
-
-# Pull credit: how many requests of each class the server may still deliver, by the room that is left in the window.
 
 
 class RequestCredit:
@@ -423,7 +405,6 @@ class RequestCredit:
         self._allowed = False  # requests were asked for, the last time
 
     def add(self, request_class: RequestClass, loop: PullLoop) -> None:
-        """Keep the credit of one more pull loop. It gets none before `balance` is called."""
         self._loops[request_class] = loop
 
     def balance(self) -> None:
@@ -448,11 +429,8 @@ class RequestCredit:
             loop.add_credit(missing)
 
 
-# The end of a request in the window: its stored message is acknowledged, or left to another consumer.
-
-
 class RequestRelease:
-    """Removes requests from the window, and gives the room that becomes free to the pull loops."""
+    """The end of a request in the window: its stored message is acknowledged, or left to another consumer."""
 
     def __init__(self, state: RouterState, credit: RequestCredit) -> None:
         self._window = state.window

@@ -1,4 +1,4 @@
-"""Wakes sleeping workers of a pool for requests that wait and that no worker in service may take (`wake_on_demand`)."""
+"""Wakes sleeping workers of a pool for waiting requests that no worker in service may take (`wake_on_demand`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from headrace.broker.messages.operator import Operated, Wake
 from headrace.jetstream.errors import JetStreamError
 from headrace.router.session import metrics
 from headrace.router.session.state import RouterDeps, RouterState
-
-# Decides which sleeping worker to wake for waiting requests that no worker in service may take.
 
 LOOKED_AT = 256  # waiting requests per look; those behind them wait for the next one
 
@@ -87,7 +85,6 @@ class Waker:
         self._resting: dict[str, float] = {}  # worker → until when
 
     async def run(self) -> None:
-        """Look at the window until cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             asked: dict[str, asyncio.Task[None]] = {}
