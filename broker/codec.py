@@ -178,12 +178,10 @@ def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]
 
 
 def _entry(entry: HistoryEntry) -> list[int | str]:
-    """Return a history entry as JSON has it; a group that is not known is left out."""
     return [entry.attempt, entry.worker, entry.group] if entry.group else [entry.attempt, entry.worker]
 
 
 def prefill_header(decision: PrefillDecision) -> dict[str, str]:
-    """Return the header that carries a prefill decision."""
     return {HEADER_PREFILL: msgspec.json.encode(decision).decode()}
 
 
@@ -223,9 +221,6 @@ def _short(value: str) -> str:
     return repr(value if len(value) <= 80 else f"{value[:80]}…")
 
 
-# Names a request in log lines, in every process by the same fields.
-
-
 class LoggedRequest(Protocol):
     """A request in any form (`Job`, `Envelope`, `OpenJob`, …). `name` is its client's own id of it, or empty."""
 
@@ -236,5 +231,4 @@ class LoggedRequest(Protocol):
 
 
 def log_ids(job: LoggedRequest) -> dict[str, str]:
-    """Return `request_id` and, where the client gave one, `client_request_id`."""
     return {"request_id": job.id, "client_request_id": job.name} if job.name else {"request_id": job.id}

@@ -1,4 +1,4 @@
-"""Stores dead letters: jobs that crashed too many workers, and stored messages that cannot be decoded."""
+"""Dead letters: jobs that crashed too many workers, and stored messages that cannot be decoded or handled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from headrace.broker.messages.frames import JobFault
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery, Messaging
 from headrace.jetstream.subjects import Subjects
-
-# Retries calls that must not be given up while the broker cannot be reached.
 
 log = structlog.get_logger()
 
@@ -89,8 +87,6 @@ def note_failure(kind: str, error: Exception, **fields: object) -> None:
 
 
 class FailedDeliveries:
-    """Buries the deliveries of one consumer whose handling fails."""
-
     def __init__(
         self,
         messaging: Messaging,

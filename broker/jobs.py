@@ -1,4 +1,4 @@
-"""Defines a job, as it is submitted to an ingress, and builds its message."""
+"""Jobs as they are submitted to an ingress: their messages, limits, ids, and the parts of their answers."""
 
 from __future__ import annotations
 
@@ -171,9 +171,6 @@ def _size(value: Any) -> int:
         return 0
 
 
-# Joins the text and parts that an answer's tokens released into content, reasoning and tool calls.
-
-
 @dataclass(slots=True)
 class Call:
     """A tool call; `arguments` is JSON text, or the part of it that has arrived."""
@@ -185,14 +182,11 @@ class Call:
 
 @dataclass(slots=True)
 class OutputParts:
-    """The content, reasoning and calls of one choice, growing part by part."""
-
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Append parts in the order of their tokens."""
         for part in parts:
             if part.kind == "content":
                 self.content += part.text
@@ -208,7 +202,6 @@ class OutputParts:
 
 
 def parts_of(texts: Sequence[Text]) -> list[Part]:
-    """Return all parts in order; plain text counts as content."""
     parts: list[Part] = []
     for text in texts:
         if isinstance(text, str):

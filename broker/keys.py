@@ -1,10 +1,4 @@
-"""Defines the errors of API keys.
-
-HeadraceError
-└── ApiKeyError
-    ├── KeyUnknown      there is no such key
-    └── KeyInvalid      what is asked of a key makes no sense
-"""
+"""API keys: their texts and hashes, their records in a bucket, and the usage counters of keys and tenants."""
 
 from __future__ import annotations
 
@@ -51,12 +45,10 @@ _KEY = re.compile(r"hr_sk_(?P<id>[a-z0-9]{8})_[A-Za-z0-9_-]{43}\Z")
 
 
 def new_key_id() -> str:
-    """Return a new public id."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(ID_LENGTH))
 
 
 def new_key_text(key_id: str) -> str:
-    """Return a new key with this public id."""
     return f"hr_sk_{key_id}_{secrets.token_urlsafe(32)}"
 
 
@@ -70,8 +62,6 @@ def public_id(text: str) -> str | None:
     match = _KEY.match(text)
     return match["id"] if match else None
 
-
-# Describes API keys as records: the tenant that each stands for, what it may do, how much, and for how long.
 
 Scope = Literal[
     "generate",
@@ -118,7 +108,6 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def any(self) -> bool:
-        """Return True if anything is limited."""
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent or self.tokens_per_day)
 
 
@@ -126,7 +115,7 @@ NO_LIMITS = Limits()
 
 
 class KeyHash(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The SHA-256 of one text of a key. `until`: the Unix time up to which it is good after a rotation; 0 has no such end."""
+    """The SHA-256 of a key's text. `until`: the Unix time up to which it is good after a rotation; 0 = no end."""
 
     sha256: bytes
     until: float = 0.0
@@ -159,8 +148,6 @@ class KeyRecord(Record, frozen=True, kw_only=True):
         return "expired" if self.expires and now >= self.expires else "active"
 
 
-# Creates, lists, revokes and rotates API keys in the bucket of a deployment.
-
 log = structlog.get_logger(__name__)
 
 _TRIES = 8  # of a change that others change meanwhile
@@ -190,7 +177,6 @@ class KeyStore:
             return record, text
 
     async def all(self) -> list[KeyRecord]:
-        """Return all keys, the oldest first; unreadable ones are left out and logged."""
         found = [read_key(entry.key, entry.value) for entry in await self._bucket.entries()]
         return sorted((record for record in found if record is not None), key=lambda record: record.created)
 
@@ -282,8 +268,6 @@ def _replaced(record: KeyRecord, **changes: object) -> KeyRecord:
     return msgspec.structs.replace(record, **changes)
 
 
-# Adds to the counters of a deployment: exact sums over all frontends, kept by the server.
-
 INCREMENT = "Nats-Incr"
 _TIMEOUT_S = 2.0
 
@@ -303,8 +287,6 @@ _value = msgspec.json.Decoder(_Value)
 
 
 class UsageCounters:
-    """The counters of one deployment, by owner, kind and window."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
         self._messaging = messaging
         self._subjects = subjects

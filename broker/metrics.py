@@ -1,4 +1,4 @@
-"""Defines the Prometheus metrics of the job protocol for the process it runs in."""
+"""Prometheus metrics of the job protocol for the process it runs in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class BoundedLabel:
     """The values that have a series of their own."""
 
     def __init__(self, most: int) -> None:
-        """Give at most `most` values a series, beside the shared one."""
         self._most = most
         self._values: set[str] = set()
 

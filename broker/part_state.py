@@ -35,8 +35,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class PartState:
-    """The last standing of one process, readable from any thread."""
-
     def __init__(self, component: str, *, silence_s: float = SILENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._component = component
         self._silence_s = silence_s
@@ -51,7 +49,7 @@ class PartState:
         self._published_s = self._clock()
 
     def starts(self, why: str) -> None:
-        """Say what the start is at, until the first standing."""
+        """Report the phase of the start, until the first standing."""
         if self._published_s is None:
             self._standing = Standing(ready=False, healthy=False, why=why)
 
@@ -66,14 +64,12 @@ class PartState:
             self._published_s = None
 
     def live(self) -> Answer:
-        """Answer whether the process still does something. A part that starts or stops does."""
         silent_s = 0.0 if self._published_s is None else self._clock() - self._published_s
         if silent_s > self._silence_s:
             return Answer(False, {"status": "hangs", "reason": f"the event loop has done nothing for {silent_s:.0f} s"})
         return Answer(True, {"status": "alive"})
 
     def ready(self) -> Answer:
-        """Answer whether the part takes work."""
         alive, standing = self.live(), self._standing
         ready = alive.ok and standing.ready
         reason = None if ready else standing.why if alive.ok else alive.body["reason"]

@@ -23,7 +23,6 @@ def place_name(worker: str, rank: int | None) -> str:
 
 
 def worker_of(place: str) -> str:
-    """Return the id of the worker to which a place belongs."""
     return place.partition(SEPARATOR)[0]
 
 
@@ -73,5 +72,4 @@ def reports_of(report: LoadReport) -> list[LoadReport]:
 
 
 def _part(slots: int, ranks: int) -> int:
-    """Return the slots of one rank: none only where the worker has none."""
     return max(slots // ranks, 1) if slots else 0

@@ -1,4 +1,4 @@
-"""Reasons why a hand-over failed. They stay in the decode worker, which then computes the prompt itself."""
+"""The decode worker's side of a KV transfer: has a prompt computed by a prefill worker, and probes it until it is done."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ QUEUED_AT_MOST_S = 60.0  # after so long a job that was left in the stream expir
 
 @dataclass(slots=True)
 class Asked:
-    """A job that was asked for. `directed`: the worker it was sent to; empty: any may take it."""
+    """A requested job. `directed`: the worker it was sent to; empty: any may take it."""
 
     job: PrefillJob
     directed: str
@@ -82,8 +82,6 @@ class Asked:
 
 
 class PrefillClient:
-    """The prefill jobs that a decode worker has asked for, from the queue to the drop."""
-
     def __init__(self, deps: WorkerDeps, members: Members, *, pool: str, worker: str) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
@@ -116,7 +114,6 @@ class PrefillClient:
         return self._members.prefill_workers(self._pool, handover, adapter)
 
     async def publish(self, job: PrefillJob, *, directed: str = "") -> None:
-        """Put a job into the queue. Raises PrefillFailed."""
         asked = self._asked[job.job] = Asked(job, directed)
         try:
             ack = await self._messaging.publish(
@@ -203,7 +200,6 @@ class PrefillClient:
         return PrefillVerdict(verdict="go")
 
     def on_done(self, message: PrefillDone) -> PrefillVerdict:
-        """Answer a prefill worker that has computed a job, or failed at it."""
         verdict = self.on_taken(PrefillTaken(job=message.job, worker=message.worker))  # in case that message was lost
         if verdict.verdict == "go" and not (done := self._asked[message.job].done).done():
             done.set_result(message)

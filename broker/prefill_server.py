@@ -1,8 +1,9 @@
-"""Token budget of a prefill worker: limits the jobs it asks for by the tokens to compute, not by their number.
+"""The prefill worker's side of a KV transfer: pulls jobs within its token budget, has them computed, and keeps each answer.
 
-A worker with ten short prompts has computed them before another one has read half of a long prompt.  Messages do not tell their
-size before they come, so the next one is guessed to be like the recent ones.  While there is room at least one is asked for,
-because a prompt larger than the whole budget must be taken by some worker.
+The budget limits jobs by the tokens to compute, not by their number: a worker with ten short prompts has computed them before
+another one has read half of a long prompt. Messages do not announce their size, so the next one is assumed to be like the
+recent ones. While there is room at least one is requested, because a prompt larger than the whole budget must be taken by some
+worker.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ class TokenBudget:
         self._mean = tokens if not self._mean else (1 - RECENT) * self._mean + RECENT * tokens
 
     def release(self, job: str) -> None:
-        """Stop counting a job that was computed or dropped. Fine when unknown."""
         self.used -= self._jobs.pop(job, 0)
 
     @property
@@ -108,8 +108,6 @@ TRANSITIONS: dict[HeldState, frozenset[HeldState]] = {
 
 @dataclass(slots=True, eq=False)
 class HeldPrefill:
-    """A prefill job of this worker. All times are seconds of the event loop's clock."""
-
     job: PrefillJob
     delivery: Delivery
     state: HeldState = HeldState.ASKING
@@ -121,19 +119,18 @@ class HeldPrefill:
     computed: asyncio.Event = field(default_factory=asyncio.Event)  # set once there is an answer, or none will come
 
     def start(self, now_s: float) -> None:
-        """Begin to compute."""
         self.state = follow(TRANSITIONS, self.state, HeldState.RUNNING)
         self.started_s = now_s
 
     def finish(self, answer: PrefillDone, *, kept_until_s: float) -> None:
-        """Take the engine's answer, to be told to the decode worker."""
+        """Keep the engine's answer until it is sent to the decode worker."""
         self.state = follow(TRANSITIONS, self.state, HeldState.TELLING)
         self.answer = answer
         self.kept_until_s = kept_until_s
         self.computed.set()
 
     def refuse(self, answer: PrefillDone) -> None:
-        """Give up, with a fault to be told to the decode worker."""
+        """Give up, with a fault to be sent to the decode worker."""
         self.state = follow(TRANSITIONS, self.state, HeldState.TELLING)
         self.answer = answer
         self.computed.set()
@@ -144,13 +141,11 @@ class HeldPrefill:
         self.asked_s = now_s
 
     def forget(self) -> None:
-        """Leave the worker for good."""
         self.state = follow(TRANSITIONS, self.state, HeldState.GONE)
         self.computed.set()
 
     @property
     def gone(self) -> bool:
-        """The worker has forgotten this job."""
         return self.state is HeldState.GONE
 
 
@@ -234,7 +229,6 @@ class PrefillServer:
         return self._messaging.pull(spec.stream, spec.name, on_delivery, on_missing=ensure)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         async with self._tasks:
             for pull in self._pulls:
                 self._tasks.spawn(pull.run())
@@ -251,7 +245,6 @@ class PrefillServer:
         return len(self._held)
 
     def states(self) -> dict[str, int]:
-        """Count the jobs by state, for operators."""
         counts: dict[str, int] = {}
         for held in self._held.values():
             name = f"prefill_{held.state.value}"
@@ -401,7 +394,7 @@ class PrefillServer:
         return True
 
     async def _ask(self, held: HeldPrefill, what: PrefillTaken | PrefillDone, *, again: bool = True) -> bool:
-        """Ask the decode worker until it has answered, or is gone. True if it says `go`; on `stale` the job is dropped."""
+        """Ask the decode worker until it has answered, or is gone. Returns True for `go`; on `stale` the job is dropped."""
         subject = self._subjects.control(held.job.decode)
         data = encode(what)
         while not held.gone:
@@ -450,7 +443,6 @@ class PrefillServer:
         self.balance()
 
     def drop(self, job: str) -> None:
-        """Stop a job, release its blocks, and ack its message. Fine when unknown."""
         held = self._held.get(job)
         if held is None:
             return

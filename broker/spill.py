@@ -1,4 +1,4 @@
-"""Fetches payloads that are too large for a message from the object store, before the worker starts the run."""
+"""Payloads that are too large for a message: encrypted, stored as objects, and fetched before the worker starts the run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ _INLINE_BYTES = 1 << 20  # hashing these takes about a millisecond
 
 
 async def sha256_hex(data: bytes) -> str:
-    """Return the digest of a payload. A large one is hashed in a thread, so that the event loop goes on."""
     if len(data) <= _INLINE_BYTES:
         return hashlib.sha256(data).hexdigest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
@@ -91,8 +90,6 @@ async def fetch_payload(
     raise BrokerError(f"the payload of request {envelope.id} is no longer wanted")
 
 
-# Keeps results that are too large for a frame in the object store, between the worker that made them and the ingress.
-
 KEPT_S = 3600.0  # an ingress reads a result when its frame comes
 
 
@@ -100,12 +97,10 @@ class ResultObjects:
     """Writes and reads results. Each has a time to live, and is not deleted otherwise."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, sealed: bool = False) -> None:
-        """`sealed`: encrypt results, because others may read the store."""
         self._sealed = sealed
         self._store = messaging.objects(subjects.bucket("spill"))
 
     async def put(self, name: str, data: bytes) -> Spill:
-        """Store a result under a name of its own. Raises BrokerUnavailable."""
         key, stored = await seal(data) if self._sealed else (b"", data)
         try:
             await self._store.put(name, stored, ttl_s=KEPT_S)

@@ -57,7 +57,7 @@ KINDS = ("keys", *STREAMS.values(), *BUCKETS, *OBJECTS)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The stream of a kind of messages, and the filter that has all of the tenant's."""
+    """A stream of one kind of messages, and the filter of the tenant's."""
 
     kind: str
     stream: str
@@ -70,7 +70,6 @@ class TenantInventory:
     """All that is stored of one tenant, by kind."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, tenant: str) -> None:
-        """`tenant` is its name, as keys and headers have it."""
         self.messaging = messaging
         self.subjects = subjects
         self.name = tenant
@@ -146,11 +145,9 @@ class TenantInventory:
         return None
 
     async def keys(self) -> list[KeyRecord]:
-        """Return the tenant's keys that are not revoked. Raises JetStreamError."""
         return [key for key in await self._keys.all() if tenant_token(key.tenant) == self.tenant and not key.revoked]
 
     async def revoke(self, key: KeyRecord) -> None:
-        """Revoke one of its keys. Raises JetStreamError, KeyUnknown."""
         await self._keys.revoke(key.id)
 
     def _of_letter(self, data: bytes) -> bool:
@@ -196,8 +193,6 @@ CANCELLED_AT_ONCE = 256
 
 
 class TenantErasure:
-    """The deletion of one tenant's data."""
-
     def __init__(self, inventory: TenantInventory) -> None:
         self._inventory = inventory
         self._messaging = inventory.messaging
@@ -272,7 +267,6 @@ class TenantErasure:
         return len(entries)
 
     async def _erase_object(self, bucket: str, name: str) -> None:
-        """Delete an object with the description that would say that it was there."""
         store = self._subjects.bucket(bucket)
         await self._messaging.objects(store).delete(name)
         layout = ObjectSubjects(store)

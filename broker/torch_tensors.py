@@ -118,7 +118,6 @@ def _read(archive: zipfile.ZipFile) -> StoredTensor:
 
 
 def _layout(pickled: bytes) -> _Layout:
-    """Follow the opcodes of a tensor's pickle. No name in it is looked up."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for opcode, argument, _ in pickletools.genops(pickled):

@@ -34,5 +34,4 @@ class WorkerDeps:
 
     @property
     def timing(self) -> Timing:
-        """The durations of the job protocol."""
         return self.settings.timing

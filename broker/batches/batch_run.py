@@ -47,8 +47,6 @@ from headrace.broker.errors import BrokerError
 from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
 
-# Checks what a tenant may have queued in batches. Batches that are validated at the same moment may exceed it together.
-
 HOUR_S = 3600.0
 
 
@@ -89,13 +87,10 @@ def _over(code: str, what: str, queued: int, more: int, most: int) -> InputInval
     return InputInvalid([LineError(code=code, message=message)])
 
 
-# Does the same for many items, so many at a time.
-
 T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
-    """Await `work` for each item. The first exception cancels the others, and is raised as it is, not in a group."""
     left = iter(items)
 
     async def some() -> None:
@@ -109,8 +104,6 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
-
-# Divides the lines that may wait for a model among its batches, by how urgent they are: the least slack first.
 
 LEAST_LEFT_S = 30.0  # time that a batch near its end still counts with
 LINES_PER_SLOT = 4  # of the workers that serve the model: twice what carriers hold, so that none runs dry between two looks
@@ -169,7 +162,7 @@ KEPT_TRIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParts:
-    """The parts that carrying a batch needs. `others` are all batches, as last reported; `wall` gives Unix time."""
+    """Dependencies of a batch run. `others` are all batches, as last reported; `wall` gives Unix time."""
 
     store: BatchStore
     files: BatchFiles
@@ -187,8 +180,6 @@ class BatchParts:
 
 
 class BatchRun:
-    """Carries on one batch that this process owns. `run` ends when the batch is over, or another's."""
-
     def __init__(self, parts: BatchParts, tenant: str, batch_id: str, me: str) -> None:
         self._parts = parts
         self._files = ResultFiles(parts.files, parts.results)
@@ -203,7 +194,6 @@ class BatchRun:
         self._told = False  # the carriers know that the batch is being closed
 
     async def run(self) -> None:
-        """Carry the batch on until it is over, or another's."""
         try:
             await self._carry_on()
         finally:
@@ -233,7 +223,6 @@ class BatchRun:
                 await asyncio.sleep(LONGEST_RETRY_S)
 
     async def _step(self) -> bool:
-        """Do the next step. Returns False if there is none for this process."""
         stored = await self._parts.store.read(self._tenant, self._id)
         record = stored.record
         if record.final or record.owner != self._me:

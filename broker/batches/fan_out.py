@@ -1,4 +1,4 @@
-"""Publishes lines of a batch as stored jobs, each under an id made of batch and line."""
+"""Publication of a batch's lines as stored jobs, each under an id of batch and line, with copies of the input on disk."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUn
 from headrace.jetstream.ports import Messaging, Outgoing
 from headrace.jetstream.subjects import Subjects, slug
 
-# Keeps bytes of batches on the local disk, within a bound, in files without a name, which end with the process.
-
 Place = tuple[int, int]  # offset and length
 
 
@@ -35,18 +33,15 @@ class ScratchSpace:
 
     @property
     def left(self) -> int:
-        """The bytes that may still be taken."""
         return self._left
 
     def take(self, size: int) -> bool:
-        """Take space. Returns False if there is not as much."""
         if size > self._left:
             return False
         self._left -= size
         return True
 
     def give_back(self, size: int) -> None:
-        """Give space back that was taken."""
         self._left += size
 
 
@@ -62,12 +57,10 @@ class ScratchFile:
 
     @property
     def size(self) -> int:
-        """The bytes that were appended."""
         return self._size
 
     @property
     def closed(self) -> bool:
-        """True once the file was removed."""
         return self._closed
 
     async def append(self, pieces: Sequence[bytes]) -> None:
@@ -129,13 +122,11 @@ class InputCopy:
     """The copy of one input file. A disk that is full, or cannot be used, ends the copy and nothing else."""
 
     def __init__(self, space: ScratchSpace, batch: str) -> None:
-        """The copy is empty until a file was read through `copied`."""
         self._batch = batch
         self._file = ScratchFile(space)
         self._whole = False
 
     async def copied(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield all chunks, and write them on the way."""
         pending: list[bytes] = []
         size = 0
         async for chunk in chunks:
@@ -159,7 +150,6 @@ class InputCopy:
             return None
 
     def close(self) -> None:
-        """Remove the copy. One that was removed is fine."""
         self._whole = False
         self._file.close()
 
@@ -190,8 +180,6 @@ class Published(NamedTuple):
 
 
 class FanOut:
-    """Reads lines from input files and publishes them."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, files: BatchFiles) -> None:
         self._messaging = messaging
         self._subjects = subjects
@@ -242,7 +230,6 @@ class FanOut:
         return Published(full=False, too_large=tuple(too_large))
 
     async def _store(self, left: Mapping[int, Outgoing]) -> Mapping[int, JetStreamError]:
-        """Store lines together. Returns those that were refused, and why; raises JetStreamError where that is no reason."""
         refused: dict[int, JetStreamError] = {}
         for attempt in range(TRIES):
             outcomes = await self._messaging.publish_all(list(left.values()))
@@ -259,7 +246,6 @@ class FanOut:
 
 
 def _pages(lines: Mapping[int, bytes]) -> Iterator[list[int]]:
-    """Yield the numbers of lines that are published together."""
     page: list[int] = []
     size = 0
     for number, line in lines.items():

@@ -1,6 +1,6 @@
-"""Defines the record of a batch, as it is stored in the bucket `<prefix>_batches`.
+"""Records of batches in the bucket `<prefix>_batches`, their states and errors, and the lines of their result files.
 
-It has the fields of OpenAI's Batch object, and those that its owner needs: they are never shown to clients.
+A record has the fields of OpenAI's Batch object, and private fields for its owner, which are never shown to clients.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from headrace.broker.codec import NOT_DECODED
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse, ResultTokens
 from headrace.broker.messages.requests import WIRE_VERSION
-
-# Defines the Prometheus metrics of batches.
 
 CARRIED = Gauge("headrace_batch_carried", "Batches that this frontend carries on")
 TAKEN = Counter("headrace_batch_taken_total", "Batches taken over from a frontend that is gone")
@@ -54,7 +52,7 @@ class LineError(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of a batch by their results, as they were last seen."""
+    """Lines of a batch by their results, as last seen."""
 
     total: int = 0
     completed: int = 0
@@ -62,7 +60,6 @@ class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> int:
-        """The lines without a result."""
         return self.total - self.completed - self.failed
 
 
@@ -115,12 +112,10 @@ class BatchRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     @property
     def queued_tokens(self) -> int:
-        """The estimated prompt tokens of the lines without a result."""
         return self.prompt_tokens * self.queued // max(1, self.counts.total)
 
     @property
     def final(self) -> bool:
-        """True if the batch has ended."""
         return self.status in FINAL
 
 
@@ -128,12 +123,10 @@ FINAL: frozenset[BatchStatus] = frozenset({"completed", "failed", "expired", "ca
 
 
 def new_batch_id() -> str:
-    """Return an id for a batch."""
     return f"{PREFIX}{secrets.token_hex(16)}"
 
 
 def is_batch_id(value: str) -> bool:
-    """Return True if `value` has the form of a batch's id."""
     rest = value.removeprefix(PREFIX)
     return len(rest) == 32 and rest != value and not rest.strip("0123456789abcdef")
 
@@ -196,8 +189,6 @@ class InputGone(BatchesError):
     """The input file is not stored any more."""
 
 
-# Decides which states a batch may go to. States only move on, and the first compare-and-set wins.
-
 NEXT: dict[BatchStatus, frozenset[BatchStatus]] = {
     "validating": frozenset({"failed", "in_progress", "cancelling", "expiring"}),
     "in_progress": frozenset({"finalizing", "cancelling", "expiring"}),
@@ -222,7 +213,7 @@ _END: dict[BatchStatus, BatchStatus] = {"finalizing": "completed", "cancelling":
 
 
 def move(record: BatchRecord, status: BatchStatus, *, now: float, **changes: Any) -> BatchRecord:
-    """Return the record in another state, with the time at which it got there. Raises BatchChangeRefused."""
+    """Return the record in another state, with the time of the change. Raises BatchChangeRefused."""
     if status not in NEXT[record.status]:
         raise BatchChangeRefused(f"batch {record.id} is {record.status} and cannot become {status}")
     return msgspec.structs.replace(record, status=status, **{f"{status}_at": int(now)}, **changes)
@@ -239,11 +230,8 @@ def end_of(status: BatchStatus) -> BatchStatus:
 
 
 def overdue(record: BatchRecord, now: float) -> bool:
-    """Return True if the batch has to be closed because its completion window is over."""
     return record.status in ("validating", "in_progress") and now >= record.expires_at
 
-
-# Writes results of lines as the lines of OpenAI's output and error files.
 
 FileKind = Literal["output", "error"]
 
@@ -256,8 +244,6 @@ _ENDS = {
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of an output or error file."""
-
     id: str
     custom_id: str
     response: ResultResponse | None
@@ -270,7 +256,6 @@ def file_kind(result: JobResult) -> FileKind:
 
 
 def output_line(name: str, result: JobResult, response: ResultResponse | None) -> bytes:
-    """Return the result of the job `name` as a line of its file, its end of line included."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     error = None if response is not None else result.error
     if response is None and error is None:
@@ -280,7 +265,6 @@ def output_line(name: str, result: JobResult, response: ResultResponse | None) -
 
 
 def closed_line(batch_id: str, number: int, custom_id: str, end: Closing, now: float) -> JobResult:
-    """Return the result of a line that has none when its batch is closed."""
     return JobResult(id=line_name(batch_id, number), status=end, custom_id=custom_id, error=_ENDS[end], finished=now)
 
 
@@ -311,8 +295,6 @@ class _Custom(msgspec.Struct):
 _custom = msgspec.json.Decoder(_Custom)
 
 
-# Keeps which lines of a batch have a result that was seen: counts follow from that and are never incremented elsewhere.
-
 _OPEN, _DONE, _FAILED = 0, 1, 2
 
 
@@ -332,26 +314,21 @@ class LineProgress:
 
     @property
     def waiting(self) -> int:
-        """The number of these lines."""
         return len(self._out)
 
     @property
     def counts(self) -> LineCounts:
-        """The counts of the results that were seen."""
         return LineCounts(total=len(self._state), completed=self._done, failed=self._failed)
 
     @property
     def tokens(self) -> ResultTokens:
-        """The tokens of the results that were seen."""
         return self._tokens
 
     @property
     def complete(self) -> bool:
-        """True once a result of every line was seen."""
         return self._done + self._failed == len(self._state)
 
     def publish(self, numbers: Iterable[int]) -> None:
-        """Note that lines may be stored as jobs."""
         self._out.update((number, None) for number in numbers if not self._state[number - 1])
 
     def see(self, number: int, result: JobResult) -> None:
@@ -374,11 +351,9 @@ class LineProgress:
         )
 
     def open(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the lines that have no result which was seen."""
         return [number for number in numbers if not self._state[number - 1]]
 
     def of_kind(self, kind: FileKind) -> Iterator[int]:
-        """Yield the lines of a file, in the order of the input."""
         wanted = _DONE if kind == "output" else _FAILED
         for i, state in enumerate(self._state):
             if state == wanted:

@@ -1,7 +1,7 @@
-"""Keeps lines of result files on the local disk as soon as their results are seen, so that each result is read once.
+"""Results of a batch's lines: polled, kept on the local disk, and written as its files.
 
-A result never changes, so a line made of it stays true. Lines that are not kept here are made of their results again: those of
-large results, whose answers are objects, and all of them where the disk is full or cannot be used.
+A result never changes, so a line made of it stays true. Lines that are not kept on the disk are made again from their results:
+those of large results, whose answers are objects, and all of them if the disk is full or unusable.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ log = structlog.get_logger()
 
 
 class KeptLines:
-    """The lines of one batch whose results were seen: twelve bytes of memory each."""
-
     def __init__(self, space: ScratchSpace, batch: str, total: int) -> None:
         self._batch = batch
         self._file = ScratchFile(space)
@@ -67,7 +65,6 @@ class KeptLines:
             return {}
 
     def close(self) -> None:
-        """Remove what is kept. Nothing kept is fine."""
         self._file.close()
 
     def _give_up(self, why: str) -> None:
@@ -75,8 +72,6 @@ class KeptLines:
         metrics.NOT_KEPT.inc()
         log.warning("batch.results_not_kept", batch=self._batch, error=why)
 
-
-# Hands the results that the carrier of this process has seen to the owner of their batch, which then need not read them.
 
 MOST_BYTES = 4 * 1024 * 1024  # of answers that wait for their owners, all batches together
 
@@ -93,7 +88,6 @@ class SeenResults:
         self._waiting: dict[tuple[str, str], dict[int, JobResult]] = {}  # by tenant and batch
 
     def expect(self, tenant: str, batch_id: str) -> None:
-        """Keep results of this batch from now on."""
         self._waiting.setdefault((tenant, batch_id), {})
 
     def forget(self, tenant: str, batch_id: str) -> None:
@@ -114,7 +108,6 @@ class SeenResults:
         waiting[number] = result
 
     def take(self, tenant: str, batch_id: str) -> dict[int, JobResult]:
-        """Return the results that were seen since the last call, by the numbers of their lines."""
         waiting = self._waiting.get((tenant, batch_id))
         if not waiting:
             return {}
@@ -124,7 +117,6 @@ class SeenResults:
 
 
 def _number_of(job: JobRef) -> int | None:
-    """Return the number of the line whose job this is, None if it is none of its batch."""
     digits = job.name.rpartition("-")[2]
     if not digits.isdecimal() or not digits.isascii() or len(digits) > 9:
         return None
@@ -136,8 +128,6 @@ def _size_of(result: JobResult) -> int:
     return 0 if result.response is None else len(result.response.body)
 
 
-# Writes the two files of a batch from the results of its lines, under ids that are new for each try.
-
 PAGE = 128  # results that are read at once
 WRITE_BYTES = 256 * 1024  # of lines that are passed on at once
 KINDS: tuple[FileKind, ...] = ("output", "error")
@@ -146,15 +136,11 @@ LOOKS = 25  # at a page of results that were all seen before: a read may be old
 
 
 class WrittenFiles(NamedTuple):
-    """The files of one try; None where a file would be empty."""
-
     output: str | None
     error: str | None
 
 
 class ResultFiles:
-    """Writes and deletes the files of batches."""
-
     def __init__(self, files: BatchFiles, results: LineResults) -> None:
         self._files = files
         self._results = results
@@ -218,17 +204,14 @@ class ResultFiles:
 
 
 def result_file_id(batch_id: str, nonce: str, kind: FileKind) -> str:
-    """Return the id of the file that a try writes."""
     return f"file-{hashlib.sha256(f'{batch_id} {nonce} {kind}'.encode()).hexdigest()[:32]}"
 
 
 def new_try() -> str:
-    """Return a nonce for a try to write files."""
     return secrets.token_hex(8)
 
 
 def pages(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Yield numbers in lists of `size`, the last one shorter."""
     page: list[int] = []
     for number in numbers:
         page.append(number)
@@ -238,8 +221,6 @@ def pages(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
     if page:
         yield page
 
-
-# Looks for the results of a batch's lines, and keeps what was seen: which lines have ended, and their lines of the files.
 
 LOOK_S = 0.25  # between two looks at the results of lines that are out
 LOOK_ALL_S = 1.0  # between two looks at all of them: lines end about in the order in which they were published
@@ -265,14 +246,12 @@ class ResultPoller:
         self._next_s = self._next_whole_s = 0.0  # by the clock of the event loop
 
     def close(self) -> None:
-        """Remove the lines that are kept, and those that the carrier would hand over."""
         if self._seen is not None:
             self._seen.forget(self._tenant, self._batch)
         if self.kept is not None:
             self.kept.close()
 
     async def look(self, numbers: Iterable[int]) -> None:
-        """Look at these lines. Raises JetStreamError."""
         for page in pages(numbers, POLLED_PAGE):
             names = {line_name(self._batch, number): number for number in page}
             found = await self._results.get_many(self._tenant, list(names))
@@ -302,11 +281,9 @@ class ResultPoller:
             self._next_whole_s = now + LOOK_ALL_S
 
     async def pause(self) -> None:
-        """Wait until it is worth looking again."""
         await asyncio.sleep(LOOK_S)
 
     async def _ended(self, results: Mapping[int, JobResult]) -> None:
-        """Note results of lines that have run."""
         before = self.progress.counts
         await self.see(results)
         after = self.progress.counts
@@ -314,7 +291,6 @@ class ResultPoller:
         metrics.LINES.labels("failed").inc(after.failed - before.failed)
 
     async def see(self, results: Mapping[int, JobResult]) -> None:
-        """Note results that were seen, by the numbers of their lines."""
         for number, result in results.items():
             self.progress.see(number, result)
         if self.kept is not None:

@@ -1,4 +1,4 @@
-"""Creates, reads, lists and cancels batches for the clients of a frontend."""
+"""Batches of a frontend: created, read, listed and cancelled for clients, and run by their owner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from headrace.broker.dead_letters import note_failure
 from headrace.jetstream.errors import JetStreamError, RevisionConflict, SubjectError
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import LONGEST_DEADLINE_S
-
-# Reads completion windows: OpenAI's `24h`, and others from a minute to seven days, such as `30m`, `2h` and `7d`.
 
 SHORTEST_S = 60
 
@@ -46,8 +44,6 @@ PAUSE_S = 0.02
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The wishes of a batch's creator."""
-
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -56,8 +52,6 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches:
-    """The batches of all tenants, as one frontend sees them."""
-
     def __init__(
         self,
         store: BatchStore,
@@ -111,11 +105,9 @@ class Batches:
         return record
 
     async def get(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Return a batch. Raises BatchUnknown, JetStreamError."""
         return (await self._store.read(tenant, batch_id)).record
 
     async def list(self, tenant: str) -> list[BatchRecord]:
-        """Return the batches of a tenant, the newest first. Raises JetStreamError."""
         return await self._store.of_tenant(tenant)
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -136,14 +128,12 @@ class Batches:
         raise RevisionConflict(f"batch {batch_id} was changed by its owner {CANCEL_TRIES} times meanwhile")
 
 
-# Carries on the batches that this process owns, and takes over those whose owner is gone.
-
 ROUND_S = 0.5
 GIVE_UP_TRIES = 8  # of one batch, whose record a client may change meanwhile
 
 
 class BatchOwner:
-    """Starts and stops the runs of batches in this process, while `run` is running."""
+    """Runs the batches that this process owns, and takes over those whose owner is gone, while `run` is running."""
 
     def __init__(self, parts: BatchParts, view: BatchView, leases: Leases, *, me: str) -> None:
         self._parts = parts
@@ -212,7 +202,6 @@ class BatchOwner:
                 await asyncio.wait_for(self._view.changed(), ROUND_S)
 
     async def _begin(self, record: BatchRecord) -> None:
-        """Carry a batch on if it is this process's, or its owner is gone or has given it up."""
         if record.owner != self._me:
             if record.owner != NOBODY and not await self._is_gone(record.owner):
                 return
@@ -247,7 +236,6 @@ class BatchOwner:
         return True
 
     def _forget(self) -> None:
-        """Stop all runs, because the lease has lapsed: other processes may own the batches now."""
         for task in self._runs.values():
             task.cancel()
 

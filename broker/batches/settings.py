@@ -1,4 +1,4 @@
-"""Declares the settings of batches. Durations are in seconds, sizes in bytes."""
+"""Settings of batches. Durations are in seconds, sizes in bytes."""
 
 from dataclasses import dataclass
 from typing import Annotated

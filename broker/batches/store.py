@@ -1,4 +1,4 @@
-"""Reads and changes records of batches in their bucket, and keeps a view of all of them."""
+"""Records of batches in their bucket, a view of all of them, and the ports that batches use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ_TIMEOUT_S = 5.0
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """A record and the revision at which it was read."""
+    """A record and its revision."""
 
     record: BatchRecord
     revision: int
@@ -84,30 +84,25 @@ class BatchView:
         self._watch = messaging.bucket(subjects.bucket("batches")).watch(self._on_change)
 
     async def run(self) -> None:
-        """Follow the bucket until cancelled."""
         await self._watch.run()
 
     def closing(self, batch_id: str) -> Closing | None:
-        """Return the end that lines of this batch get that have no result yet, None while they may run."""
+        """Return how lines of this batch end that have no result yet; None while they may run."""
         record = self._records.get(batch_id)
         return closing(record.status) if record is not None else None
 
     def has(self, tenant: str, batch_id: str) -> bool:
-        """Return whether a tenant has a batch of this id that has not ended."""
         record = self._records.get(batch_id)
         return record is not None and record.tenant == tenant and not record.final
 
     async def changed(self) -> None:
-        """Return once a record has changed since the last call. For one reader."""
         await self._changed.wait()
         self._changed.clear()
 
     def wake(self) -> None:
-        """Let `changed` return although nothing has changed."""
         self._changed.set()
 
     def records(self) -> Iterable[BatchRecord]:
-        """Return all records."""
         return self._records.values()
 
     def _on_change(self, change: Change) -> None:
@@ -129,14 +124,10 @@ class BatchView:
 
 
 def batch_key(tenant: str, batch_id: str) -> str:
-    """Return the key of a batch's record."""
     return f"{check_token(tenant, 'tenant')}.{check_token(batch_id, 'batch')}"
 
 
 _record = msgspec.json.Decoder(BatchRecord)
-
-
-# Ports of batches: files, results of lines, cancellation, leases, and the notice of a batch's end.
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,14 +194,10 @@ class EndNotice(Protocol):
         """Send the event of a batch's end once. Returns True if it was taken."""
 
 
-# Reads input files and writes result files of batches in the store of files.
-
 PURPOSE = "batch_output"
 
 
 class StoredFiles:
-    """The files of batches, over the store of all files."""
-
     def __init__(self, store: FileStore, *, output_ttl_s: float | None = None) -> None:
         """`output_ttl_s`: the life of result files whose batch names none."""
         self._store = store

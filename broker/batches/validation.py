@@ -52,7 +52,6 @@ class LinePlan:
         self._whole.append(whole)
 
     def close(self, digest: str, prompt_tokens: int) -> None:
-        """Order the lines. `digest` names the file's content."""
         groups: dict[int, int] = {}
         wholes: dict[int, int] = {}
         for i, (group, whole) in enumerate(zip(self._group, self._whole, strict=True)):
@@ -64,11 +63,9 @@ class LinePlan:
         self.prompt_tokens = prompt_tokens
 
     def published(self, start: int, stop: int) -> Sequence[int]:
-        """Return the numbers of the lines from one place of the order to another."""
         return self._order[start:stop]
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return offset and length of a line."""
         return self._offset[number - 1], self._length[number - 1]
 
     def ranges(self, numbers: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
@@ -106,7 +103,7 @@ class _Line(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The fields of all endpoints that matter here."""
+    """The fields that all endpoints need here."""
 
     model: str
     messages: msgspec.Raw = msgspec.Raw()
@@ -127,8 +124,6 @@ class InputLimits:
 
 
 class InputValidator:
-    """Checks the lines of a file as its bytes arrive."""
-
     def __init__(self, endpoint: str, limits: InputLimits) -> None:
         self._endpoint = endpoint
         self._limits = limits
@@ -153,7 +148,6 @@ class InputValidator:
         return self._ended or len(self._errors) >= MAX_ERRORS
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the file."""
         self._digest.update(data)
         if not self._size and data.startswith(_BOM):
             self._start, begin = len(_BOM), len(_BOM)
@@ -231,7 +225,6 @@ class InputValidator:
         self._plan.add(self._start, len(line), group, whole)
 
     def _checked(self, request: _Line) -> _Body | None:
-        """Check a request against the others and the batch. Returns its body, None if that is wrong."""
         if not request.custom_id or len(request.custom_id) > MAX_CUSTOM_ID:
             message = f"custom_id must have 1 to {MAX_CUSTOM_ID} characters."
             self._error("invalid_custom_id", message, line=self._number, param="custom_id")

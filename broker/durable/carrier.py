@@ -1,4 +1,4 @@
-"""Carries stored jobs: pulls them, takes them through their checks, and runs them, while this ingress holds its lease."""
+"""The job runner of an ingress: pulls stored jobs, checks, runs and ends them while the ingress holds its lease."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import JOB_ACK_WAIT_S, LONGEST_DEADLINE_S
 
-# Looks after the jobs that are carried: extends their claims, and finds those that are overdue or were ended by others.
-
 log = structlog.get_logger()
 
 TICK_S = 0.5
@@ -45,21 +43,17 @@ EXTEND_S = JOB_ACK_WAIT_S / 3
 
 
 class JobWatch:
-    """Halts held jobs that have to end."""
-
     def __init__(self, deps: CarrierDeps, held: HeldJobs) -> None:
         self._deps = deps
         self._held = held
 
     async def run(self) -> None:
-        """Look until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             tasks.create_task(self._extend())
             tasks.create_task(self._poll())
 
     def on_cancel(self, message: Message) -> None:
-        """Halt the jobs that a canceller names."""
         try:
             ids = set(decode(Cancel, message.data).ids)
         except WireError as error:
@@ -181,7 +175,6 @@ class JobSweeper:
                     log.info("jobs.not_swept", error=str(error))
 
     async def sweep(self) -> None:
-        """Look at a stretch of the jobs of each model that has no workers. Raises JetStreamError."""
         subjects = self._deps.subjects
         counts = await self._deps.messaging.subject_counts(self._stream, subjects.all_jobs())
         for subject in sorted(counts):
@@ -252,8 +245,6 @@ KNOWN_SUBJECTS = 1024  # of jobs, whose tenants are remembered: all jobs of a te
 
 
 class Carrier:
-    """The stored jobs of one ingress. Run it beside the ingress, whose lease is its own."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -300,7 +291,6 @@ class Carrier:
         ingress.on_carrying(self.carries)
 
     async def run(self) -> None:
-        """Carry jobs until cancelled."""
         async with self._tasks:
             try:
                 await self._deps.messaging.subscribe(self._deps.subjects.cancel_jobs(), self._watch.on_cancel)
@@ -319,7 +309,6 @@ class Carrier:
 
     @property
     def jobs(self) -> int:
-        """The number of jobs that are held here."""
         return len(self._held)
 
     async def drain(self, grace_s: float) -> None:
@@ -400,7 +389,6 @@ class Carrier:
             await self._ender.end_unreadable(held, str(error))
 
     def _failed(self, held: HeldJob, error: Exception) -> None:
-        """Leave a job whose carrying fails to its redelivery, and end it when that has failed several times."""
         note_failure("job", error, stored_job=held.job.id, delivery=held.num_delivered)
         metrics.LEFT.labels("failed").inc()
         if held.num_delivered >= MOST_FAILURES:

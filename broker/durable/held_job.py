@@ -23,8 +23,6 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery, Messaging
 from headrace.jetstream.subjects import Subjects
 
-# Bundles what the parts of a carrier share.
-
 T = TypeVar("T")
 log = structlog.get_logger()
 
@@ -68,7 +66,6 @@ class HeldJob:
     def __init__(
         self, job: StoredJob, slug: str, delivery: Delivery, messaging: Messaging, subjects: Subjects, *, nonce: str
     ) -> None:
-        """`nonce` names the delivery."""
         self.job = job
         self.ref = job.ref
         self.slug = slug
@@ -105,7 +102,6 @@ class HeldJob:
             self.rouse()
 
     def rouse(self) -> None:
-        """Have the job's loop look at what has changed."""
         self.wake.set()
         if self.on_wake is not None:
             self.on_wake()
@@ -120,8 +116,6 @@ def has_precedence(held: HeldJob, nonce: str) -> bool:
 
 
 class HeldJobs:
-    """The jobs of one carrier, by stored sequence and by model."""
-
     def __init__(self) -> None:
         self._by_seq: dict[int, HeldJob] = {}
         self._counts: Counter[str] = Counter()
@@ -156,16 +150,13 @@ class HeldJobs:
             self._counts[held.slug] -= 1
 
     def of(self, job: str) -> list[HeldJob]:
-        """List the copies of one job that are held here."""
         return [held for held in self._by_seq.values() if held.job.id == job]
 
     def phases(self) -> dict[Phase, int]:
-        """Return the number of jobs in each phase."""
         found: dict[Phase, int] = {"waiting": 0, "starting": 0, "running": 0}
         for held in self._by_seq.values():
             found[held.phase] += 1
         return found
 
     def count(self, slug: str) -> int:
-        """Return the number of jobs of a model."""
         return self._counts[slug]

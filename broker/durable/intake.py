@@ -1,4 +1,4 @@
-"""Pulls stored jobs: for each model that has capacity as many as its pools can use soon."""
+"""Intake of stored jobs: pulls as many for each model as its pools can use soon, and checks them before they run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from headrace.jetstream.subjects import slug
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import job_consumer
 
-# Chooses which of the waiting jobs starts next: by class, then by the tenants' shares, then by what is due first. Pure.
-
 RANKS = {"hi": 0, "std": 1, "batch": 2}
 
 
@@ -48,13 +46,11 @@ class WaitingJobs:
         return len(self._by_seq)
 
     def add(self, held: HeldJob) -> None:
-        """Add a job. No other one of its sequence may wait."""
         self._by_seq[held.seq] = held
         queue = self._queues.setdefault((RANKS[held.job.request_class], held.job.tenant), [])
         heappush(queue, (held.job.deadline, held.seq, next(self._added), held))
 
     def remove(self, held: HeldJob) -> None:
-        """Forget a job. One that does not wait is fine."""
         if self._by_seq.get(held.seq) is held:
             del self._by_seq[held.seq]
         if not self._by_seq:
@@ -91,8 +87,6 @@ UNKNOWN_POOL = "unknown"  # the subject of dead letters of jobs whose subject ca
 
 
 class MalformedJobs:
-    """Ends malformed jobs in background tasks, one per stored message."""
-
     def __init__(self, deps: CarrierDeps, ender: JobEnder, tasks: TaskScope) -> None:
         self._deps = deps
         self._ender = ender
@@ -100,7 +94,7 @@ class MalformedJobs:
         self._ending: set[int] = set()  # stored sequences
 
     def end(self, delivery: Delivery, why: str) -> None:
-        """End a message that cannot be read as a job. `why` names what is wrong with it."""
+        """End a message that cannot be read as a job. `why` names the fault."""
         seq = delivery.stream_seq
         if seq not in self._ending:
             self._ending.add(seq)
@@ -135,7 +129,7 @@ class MalformedJobs:
 
 
 def job_ref(delivery: Delivery, tenant: str) -> JobRef:
-    """Return what a message says that it is, as far as that can be read."""
+    """Return the names in a message, as far as they can be read."""
     headers = delivery.headers
     name = name_of(headers, delivery.stream_seq)[:LONGEST_NAME]
     return JobRef(
@@ -151,7 +145,6 @@ ENSURE_RETRY_S = 1.0
 
 
 def slug_of_pool(pool: str) -> str:
-    """Return the slug of a pool's model: the pool's name without its hex digits."""
     return pool.rpartition("-")[0]
 
 
@@ -175,7 +168,6 @@ class JobIntake:
         deps.ingress.models.on_change(self._on_change)
 
     def has_capacity(self, model: str) -> bool:
-        """Return whether a worker serves the model of this slug."""
         if self._capacity is None:
             self._capacity = self._count_slots()
         return model in self._capacity
@@ -193,12 +185,10 @@ class JobIntake:
         self.balance()
 
     def start(self) -> None:
-        """Begin to take jobs."""
         self._stopped = False
         self.balance()
 
     def stop(self) -> None:
-        """Take no more jobs."""
         self._stopped = True
         self.balance()
 
@@ -207,7 +197,6 @@ class JobIntake:
         self.balance()
 
     def balance(self) -> None:
-        """Ask for as many jobs as there is room for, once per turn of the event loop."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._balance)
@@ -230,7 +219,6 @@ class JobIntake:
                 loop.add_credit(wanted - loop.credit)
 
     def _count_slots(self) -> dict[str, int]:
-        """Return the slots of the live workers behind each slug: of a model, of an alias, of an adapter that is loaded."""
         members, models = self._deps.ingress.members, self._deps.ingress.models
         slots = {pool: sum(max(1, member.slots) for member in members.serving_workers(pool)) for pool in members.pools()}
         pools: dict[str, set[str]] = {}
@@ -264,8 +252,6 @@ class JobIntake:
                 await asyncio.sleep(ENSURE_RETRY_S)
         await loop.run()
 
-
-# Takes a delivered job through what comes before its submission: has it ended, does another have it, is it poison?
 
 Admitted = Literal["submit", "ended", "left"]
 
@@ -348,7 +334,6 @@ class JobAdmission:
         return is_left_to(answer, answers, taker_gone=gone)
 
     async def _ask(self, ingress: str, held: HeldJob) -> bool | None:
-        """Ask an ingress whether it carries this job. Returns None if there was no answer."""
         subject = self._deps.subjects.judge(ingress)
         question = encode(Carrying(job=held.job.id, nonce=held.nonce))
         timeout_s = self._deps.settings.timing.rpc_timeout_s

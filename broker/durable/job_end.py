@@ -72,8 +72,6 @@ GATHER_S = 0.01  # for results of lines of batches, for which no client waits: t
 
 
 class JobEnder:
-    """Writes the ends of held jobs, and acks them."""
-
     def __init__(self, deps: CarrierDeps) -> None:
         self._deps = deps
         self._retry_s = deps.settings.timing.retry_s
@@ -119,7 +117,6 @@ class JobEnder:
         events: Sequence[bytes] = (),
         fault: JobFault | None = None,
     ) -> bool:
-        """End a job with this result, as `end` does."""
         if held.job.durable:
             first = held.stored.events
             fields = {"status": result.status, "fault": fault, "first_event": first}
@@ -161,7 +158,6 @@ class JobEnder:
         return False
 
     async def commit_from_stream(self, held: HeldJob) -> None:
-        """Make the result of a stream that has ended, and ack the job."""
         end = held.stored.end
         if end is None:
             raise ValueError(f"the stream of job {held.job.id!r} has no end")

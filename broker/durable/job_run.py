@@ -1,7 +1,7 @@
-"""Runs a taken job: renders it, submits its requests under this ingress as their judge, and brings it to an end.
+"""A stored job from its take to its end: rendered, submitted under this ingress as its judge, and answered.
 
-A plain job's rows go into its answer as they come. A durable stream's rows are appended first, several at a time, and its
-state is that of the fold again whenever it is submitted anew: what was not appended never existed.
+A plain job's rows go into its answer as they come. A durable stream's rows are appended first, several at a time, and its state
+is folded again whenever it is submitted anew: rows that were not appended never existed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.messages.frames import JobFault, Row
 from headrace.broker.protocol.resume import Resume
-
-# Collects the rows of a job's requests until the job's own loop takes them.
 
 
 class RowBuffer:
@@ -63,9 +61,6 @@ class RowBuffer:
         finally:
             self.open -= 1
             self._wake.set()
-
-
-# Stores the crashes of a job in its stream before its judge lets another worker go on with it.
 
 
 class CrashWriter:
@@ -130,8 +125,6 @@ class TryLater(Exception):
 
 
 class JobRunner:
-    """Runs the jobs of one carrier."""
-
     def __init__(self, deps: CarrierDeps, ender: JobEnder, on_refused: Callable[[], None]) -> None:
         """`on_refused` is called when the queue or the broker refuses a submission, so that no more jobs are taken."""
         self._deps = deps
@@ -157,7 +150,6 @@ class JobRunner:
                 await self._read_again(held)
 
     async def _pause(self, held: HeldJob, wait_s: float) -> None:
-        """Wait, or until the job is to end."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while not held.stop and loop.time() < until:
@@ -216,7 +208,6 @@ class JobRunner:
             return await self._failed(held, None, JobFault("internal_error", repr(error)))
 
     async def _append_ok(self, held: HeldJob) -> None:
-        """Note that rendering did not end this process. A plain job goes on where another copy has written meanwhile."""
         try:
             await held.writer.append("ok")
         except CarrierLost:
@@ -343,7 +334,6 @@ class JobRunner:
         return await self._ender.end(held, "failed", rendered=rendered, events=events, fault=fault)
 
     async def _stopped(self, held: HeldJob, rendered: RenderedJob | None) -> bool:
-        """End a job as it was told to."""
         stop = held.stop
         if stop == "seen":
             job = held.job
@@ -362,5 +352,4 @@ class JobRunner:
 
 
 def _bare(rows: list[Row]) -> list[Row]:
-    """Return rows without the id of their request, as entries have them."""
     return [msgspec.structs.replace(row, id="") for row in rows]

@@ -65,12 +65,10 @@ class JobRef(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The id inside Headrace."""
         return job_id(self.tenant, self.name)
 
     @property
     def token(self) -> str:
-        """The token in the subjects of its result and entries."""
         return job_token(self.name)
 
 
@@ -109,7 +107,6 @@ _TIME = slice(3, 11)
 
 
 def new_name(tenant: str) -> str:
-    """Return a new name for a job."""
     return _checked(f"hs-{new_id()}", tenant)
 
 
@@ -121,7 +118,6 @@ def name_of_key(tenant: str, key: str) -> str:
 
 
 def is_made_for(name: str, tenant: str) -> bool:
-    """Return whether a frontend made this name for a job of this tenant."""
     made = _MADE.match(name)
     return made is not None and _checked(made[1], tenant) == name
 

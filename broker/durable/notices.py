@@ -29,19 +29,18 @@ class JobNotices:
     """Sends progress and copies of results. All of it may be lost."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, carrier: str) -> None:
-        """`carrier`: the id of this ingress."""
         self._messaging = messaging
         self._subjects = subjects
         self._carrier = carrier
 
     def step(self, job: JobRef, event: Literal["taken", "started", "progress"], tokens: int = 0) -> None:
-        """Tell of a step of a job. Lines of a batch tell of none: the batch counts them, and their results are messages."""
+        """Publish a step of a job. Lines of a batch publish none: the batch counts them, and their results are messages."""
         if job.batch:
             return
         self._send(job, JobProgress(id=job.name, event=event, tokens=tokens, carrier=self._carrier))
 
     def finished(self, job: JobRef, result: JobResult, reply: str = "") -> None:
-        """Tell of the end of a job that is no line of a batch, and send a copy of its result to `reply` if that is named."""
+        """Publish the end of a job that is not a line of a batch, and send a copy of its result to `reply` if that is given."""
         if not job.batch:
             tokens = result.tokens.completion
             progress = JobProgress(id=job.name, event="finished", status=result.status, tokens=tokens, carrier=self._carrier)

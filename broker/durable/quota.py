@@ -33,8 +33,6 @@ Reason = Literal["tenant_jobs", "tenant_job_bytes", "tenant_job_tokens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """The most that a tenant may have queued; 0 = no limit."""
-
     jobs: int = 0
     bytes: int = 0
     tokens: int = 0
@@ -53,7 +51,6 @@ class QueueUsage(NamedTuple):
     tokens: int = 0
 
     def plus(self, other: QueueUsage) -> QueueUsage:
-        """Return the sum."""
         return QueueUsage(self.jobs + other.jobs, self.bytes + other.bytes, self.tokens + other.tokens)
 
 
@@ -61,7 +58,7 @@ NOTHING = QueueUsage()
 
 
 def usage_of(size: int, job: StoredJob | None = None) -> QueueUsage:
-    """Return what one message of a size takes. The tokens of an Envelope are estimated in the same way as those of a text."""
+    """Return the usage of one message. Envelopes are estimated in the same way as texts."""
     text = len(job.body) if job is not None and job.body else size
     return QueueUsage(1, size, text // BYTES_PER_TOKEN)
 
@@ -79,7 +76,6 @@ def over(limits: QuotaLimits, used: QueueUsage, more: QueueUsage) -> Reason | No
 
 
 def message_of(reason: Reason, limits: QuotaLimits) -> str:
-    """Return what a client or a publisher is told."""
     most, what = {
         "tenant_jobs": (limits.jobs, "jobs"),
         "tenant_job_bytes": (limits.bytes, "bytes of jobs"),
@@ -90,8 +86,6 @@ def message_of(reason: Reason, limits: QuotaLimits) -> str:
 
 @dataclass(slots=True)
 class TenantLedger:
-    """The jobs of one tenant that were admitted up to a stored sequence."""
-
     seq: int = 0
     admitted: QueueUsage = NOTHING
 
@@ -129,8 +123,6 @@ RETRY_AFTER_S = 5.0
 
 
 class QueueQuotas:
-    """The quotas of all tenants, as one frontend knows them."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -140,7 +132,7 @@ class QueueQuotas:
         is_line: Callable[[str, str], bool] = lambda _tenant, _batch: False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`is_line(tenant, batch)`: there is such a batch, so that its lines were judged by the quotas of batches."""
+        """`is_line(tenant, batch)`: whether the batch exists; its lines were then judged by the quotas of batches."""
         self._messaging = messaging
         self._subjects = subjects
         self._limits = limits
@@ -154,7 +146,6 @@ class QueueQuotas:
 
     @property
     def wanted(self) -> bool:
-        """True if there is a limit."""
         return bool(self._limits.jobs or self._limits.reads)
 
     async def check(self, tenant: str, size: int) -> None:
@@ -222,7 +213,6 @@ class QueueQuotas:
         return ended
 
     def _read(self, tenant: str, message: StoredMessage) -> StoredJob | None:
-        """Return a job, None for a malformed one: its carrier ends it."""
         try:
             return parse_job(message.data, message.headers or {}, tenant=tenant, seq=message.seq, stored=message.at)
         except JobMalformed:
@@ -245,7 +235,6 @@ class QueueQuotas:
         return True
 
     async def _behind(self, tenant: str, seq: int) -> list[StoredMessage]:
-        """Read the jobs of a tenant behind a sequence."""
         found: list[StoredMessage] = []
         while True:
             page = await self._messaging.subject_messages(

@@ -62,7 +62,6 @@ class EventFollow:
     """Reads the events of one job, for one reader. Close it."""
 
     def __init__(self, messaging: Messaging, stream: str, subject: str, *, first: int) -> None:
-        """`first` is the number of the first event to be read."""
         self._messaging = messaging
         self._stream = stream
         self._subject = subject
@@ -91,7 +90,6 @@ class EventFollow:
         return self._read.popleft()
 
     async def close(self) -> None:
-        """Stop reading."""
         follow, self._follow = self._follow, None
         if follow is not None:
             await follow.close()
@@ -111,7 +109,6 @@ class JobReader:
         self._subjects = subjects
 
     def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
-        """Return a reader of a job's events from number `first` on."""
         stream, subject = self._subjects.stream("RSP"), self._subjects.rsp(tenant, token)
         return EventFollow(self._messaging, stream, subject, first=first)
 

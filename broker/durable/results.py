@@ -1,4 +1,4 @@
-"""Builds the results of jobs: what their publishers read, for each way in which a job can end. Pure."""
+"""Results of jobs: built, stored by create-once, read, and written from outside for jobs that no job runner can end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ PUBLISH_TIMEOUT_S = 2.0
 
 
 def encode_result(result: JobResult) -> bytes:
-    """Return the result as it is stored."""
     return msgspec.json.encode(result)
 
 
@@ -54,8 +53,6 @@ def decode_result(data: bytes) -> JobResult:
 
 
 class ResultStore:
-    """Reads and writes the results of jobs."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, *, largest: int = LARGEST) -> None:
         """`largest`: bytes of a response that are still stored in the message itself."""
         self._largest = largest
@@ -65,7 +62,6 @@ class ResultStore:
         self._objects = messaging.objects(subjects.bucket("results"))
 
     async def get(self, tenant: str, token: str) -> JobResult | None:
-        """Return the result of a job, None if none is seen. Raises JetStreamError."""
         return (await self.get_many(tenant, [token])).get(token)
 
     async def get_many(self, tenant: str, tokens: Sequence[str]) -> dict[str, JobResult]:
@@ -91,7 +87,6 @@ class ResultStore:
             raise MalformedMessage(f"object {result.object.name!r} is no response: {error}") from None
 
     async def drop(self, result: JobResult) -> None:
-        """Delete the object of a result that has one. Raises JetStreamError."""
         if result.object is not None:
             await self._objects.delete(result.object.name)
 
@@ -135,7 +130,7 @@ class ResultStore:
         return stored
 
     async def _place(self, tenant: str, token: str, result: JobResult) -> JobResult:
-        """Return the result as it fits into a message: with its response in an object if it is large."""
+        """Return the result as it fits into a message: a large response goes into an object."""
         if result.response is None or len(result.response.body) <= self._largest:
             return result
         body = msgspec.json.encode(result.response)
@@ -152,7 +147,6 @@ class ResultStore:
             return None
 
     async def _other(self, own: JobResult | None, seen: JobResult) -> JobResult:
-        """Return the result that was seen. One's own object is deleted only now: it names another one, or none."""
         if own is not None and own == seen:
             metrics.RESULTS.labels("stored").inc()
             return seen
@@ -173,19 +167,16 @@ TEXTS: dict[JobStatus, str] = {
 
 
 def error_of(job: JobRef, status: JobStatus, message: str = "") -> ResultError:
-    """Return the reason why a job has no answer. Lines of batches have the codes of OpenAI's batches."""
     kind = "batch" if job.batch and status in ("expired", "cancelled") else "job"
     return ResultError(code=f"{kind}_{status}", message=message or TEXTS.get(status, f"the job is {status}"))
 
 
 def without_answer(job: JobRef, status: JobStatus, now: float, message: str = "") -> JobResult:
-    """Return the result of a job that was cancelled, has expired, is poison or malformed. `now` is Unix time."""
     error = error_of(job, status, message)
     return JobResult(id=job.name, custom_id=job.custom_id, status=status, error=error, finished=now)
 
 
 def answered(job: JobRef, rendered: RenderedJob, now: float) -> JobResult:
-    """Return the result of a job whose answer is whole."""
     return JobResult(
         id=job.name,
         custom_id=job.custom_id,
@@ -202,7 +193,6 @@ def failed(job: JobRef, rendered: RenderedJob, now: float) -> JobResult:
 
 
 def rejected(job: JobRef, error: JobRejected, now: float) -> JobResult:
-    """Return the result of a job that cannot be run as it is."""
     response = ResultResponse(status_code=error.status, request_id=job.id, body=msgspec.Raw(error.body))
     return JobResult(id=job.name, custom_id=job.custom_id, status="failed", response=response, finished=now)
 
@@ -219,9 +209,6 @@ def fault_result(job: JobRef, status: JobStatus, fault: JobFault | None, now: fl
     if status == "failed" and fault is not None:
         return refused(job, status_code=500, code=fault.code, message=fault.message, now=now)
     return without_answer(job, status, now, fault.message if fault is not None else "")
-
-
-# Looks for the results of single jobs with few reads: those that are asked for during one read share the next one.
 
 
 class ResultLookup:
@@ -285,7 +272,6 @@ class OutsideEnds:
     """Writes ends without a renderer and without a lease."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, results: ResultStore, *, wall: Callable[[], float]) -> None:
-        """`wall` gives Unix time."""
         self._messaging = messaging
         self._subjects = subjects
         self._results = results

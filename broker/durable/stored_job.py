@@ -1,4 +1,4 @@
-"""Reads stored jobs: the message of a publisher in any of its forms, with defaults for what it leaves out."""
+"""Stored jobs: read from the message of a publisher in any of its forms, published, and rendered through ports."""
 
 from __future__ import annotations
 
@@ -63,17 +63,14 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> JobRef:
-        """The job by name."""
         return JobRef(tenant=self.tenant, name=self.name, durable=self.durable, batch=self.batch, custom_id=self.custom_id)
 
     @property
     def id(self) -> str:
-        """The id inside Headrace, before the mark of a run."""
         return job_id(self.tenant, self.name)
 
     @property
     def token(self) -> str:
-        """The token in the subjects of its result and entries."""
         return job_token(self.name)
 
 
@@ -154,8 +151,6 @@ def _deadline(value: str | None, stored: float) -> float:
     return min(deadline, stored + LONGEST_DEADLINE_S)
 
 
-# Publishes stored jobs: the broker's confirmation is the promise that the job will have one result.
-
 PUBLISH_TRIES = 3
 PUBLISH_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1.0
@@ -174,7 +169,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = False
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the message."""
         headers = {
             HEADER_JOB: check_name(self.name),
             HEADER_ENDPOINT: self.endpoint,
@@ -215,9 +209,6 @@ class JobPublisher:
                 raise BrokerUnavailable(f"the broker cannot take the job: {error}") from error
             else:
                 return
-
-
-# Ports between a carrier, which knows the rules of durable work, and the frontend, which knows the APIs.
 
 
 class RenderedJob(Protocol):

@@ -31,10 +31,7 @@ CARRIER_FIRST_S = 0.3  # time in which the carrier of a job ends it itself, a du
 
 
 class JobCanceller:
-    """Cancels jobs of any carrier."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, *, wall: Callable[[], float]) -> None:
-        """`wall` gives Unix time."""
         self._messaging = messaging
         self._subjects = subjects
         self._ends = OutsideEnds(messaging, subjects, ResultStore(messaging, subjects), wall=wall)
@@ -76,19 +73,15 @@ class StoredJobs:
         return self._reader.events(tenant, token, first=first)
 
     async def begun(self, tenant: str, token: str) -> bool:
-        """Return whether entries of a job are seen. Raises JetStreamError."""
         return await self._reader.begun(tenant, token)
 
     async def known(self, tenant: str, token: str) -> JobResult | None:
-        """Return the result of a job, None if none is seen. Raises JetStreamError."""
         return await self._results.get(tenant, token)
 
     async def result(self, tenant: str, token: str) -> JobResult:
-        """Wait for the result of a job. Raises JetStreamError."""
         return await self._reader.result(tenant, token)
 
     async def response(self, result: JobResult) -> ResultResponse | None:
-        """Return the response of a result, from its object if it has one. Raises JetStreamError, MalformedMessage."""
         return await self._results.response(result)
 
     async def drop(self, result: JobResult) -> None:

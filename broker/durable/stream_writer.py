@@ -69,7 +69,7 @@ class JobState:
     _written: dict[str, int] = field(default_factory=dict)  # entries of each delivery
 
     def apply(self, seq: int, entry: StreamEntry) -> None:
-        """Take the next entry. Raises StreamIncomplete if it does not join what was before it."""
+        """Apply the next entry. Raises StreamIncomplete if it is not contiguous."""
         if self.end is not None:
             raise StreamIncomplete(f"entry {seq} of {entry.nonce!r} follows the end of the stream")
         before = self._written.get(entry.nonce, 0)
@@ -102,11 +102,9 @@ class JobState:
             self.finished[row.choice] = row.fin
 
     def emitted_of(self, choices: int) -> list[list[int]]:
-        """Return the token ids of each choice."""
         return [list(self.emitted.get(choice, ())) for choice in range(choices)]
 
     def finished_of(self, choices: int) -> list[Finish | None]:
-        """Return the end of each choice, None for those that are open."""
         return [self.finished.get(choice) for choice in range(choices)]
 
     def unbegun(self) -> list[Take]:
@@ -115,7 +113,6 @@ class JobState:
 
 
 def fold(entries: Iterable[tuple[int, StreamEntry]]) -> JobState:
-    """Return the state after these entries, given with their sequences. Raises StreamIncomplete."""
     state = JobState()
     for seq, entry in entries:
         state.apply(seq, entry)
@@ -133,8 +130,6 @@ Outcome = Literal["landed", "lost", "again"]
 
 
 class LastEntry(NamedTuple):
-    """The last entry of a subject: its sequence and its writer."""
-
     seq: int
     nonce: str
     n: int
@@ -167,8 +162,6 @@ async def read_stream(messaging: Messaging, subjects: Subjects, tenant: str, tok
 
 
 class DurableStreamWriter:
-    """Writes the entries of one delivery of a job. One call of `append` at a time."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, tenant: str, token: str, *, nonce: str) -> None:
         self.nonce = nonce
         self.last_seq = 0  # of the last entry known on the subject
@@ -213,7 +206,7 @@ class DurableStreamWriter:
                 self._landed(kind, stored.seq)
 
     async def _settled_all_the_same(self, kind: EntryKind, error: JetStreamError) -> bool:
-        """Read what a publish that failed has become of. A publish without an answer is repeated, so it counts as refused."""
+        """Return whether a failed publish was stored. A publish without an answer is repeated, so it counts as refused."""
         try:
             last = await self._last()
         except (JetStreamError, WireError) as unread:
@@ -271,8 +264,6 @@ class DurableStreamWriter:
         metrics.ENTRIES.labels(kind).inc()
 
 
-# Decides what to do with a stored job: before it is submitted, and when its run has ended. Pure.
-
 POISON_CARRIERS = 3  # carriers that died between their take and the submission of a job
 LEAST_WINDOW = 8
 JOBS_PER_SLOT = 2
@@ -328,7 +319,6 @@ def end_of(error: JobError, *, emitted: bool) -> Ended:
 
 
 def fault_of(error: JobError) -> JobFault:
-    """Return the fault that an error stands for."""
     code = error.reason if isinstance(error, JobRefused) else error.code
     param: str | None = getattr(error, "param", None)
     return JobFault(code, str(error), retriable=error.retriable, param=param)

@@ -1,4 +1,4 @@
-"""Describes files, uploads and their parts as records, and the rules of purposes and expiry."""
+"""Records of files, uploads and their parts, with the rules of purposes, expiry and quotas."""
 
 from __future__ import annotations
 
@@ -46,12 +46,10 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """The key in the bucket of records."""
         return file_key(self.tenant, self.id)
 
     @property
     def object_name(self) -> str:
-        """The name in the object store."""
         return f"{self.tenant}/{self.id}"
 
 
@@ -71,22 +69,17 @@ class UploadRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def expires(self) -> float:
-        """The time after which it takes nothing more."""
         return self.created + UPLOAD_LIFE_S
 
     @property
     def key(self) -> str:
-        """The key in the bucket of records."""
         return upload_key(self.tenant, self.id)
 
     def status_at(self, now: float) -> Literal["pending", "completed", "cancelled", "expired"]:
-        """Return the status at a time."""
         return "expired" if self.status == "pending" and now >= self.expires else self.status
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an upload."""
-
     id: str
     tenant: str
     upload_id: str
@@ -95,57 +88,46 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key in the bucket of records."""
         return f"{part_prefix(self.tenant, self.upload_id)}.{self.id}"
 
     @property
     def object_name(self) -> str:
-        """The name in the object store."""
         return f"{self.tenant}/{self.upload_id}/{self.id}"
 
 
 def new_file_id() -> str:
-    """Return an id for a file."""
     return f"file-{new_id()}"
 
 
 def new_upload_id() -> str:
-    """Return an id for an upload."""
     return f"upload_{new_id()}"
 
 
 def new_part_id() -> str:
-    """Return an id for a part of an upload."""
     return f"part_{new_id()}"
 
 
 def is_file_id(text: str) -> bool:
-    """Return whether a file can have this id."""
     return _FILE_ID.match(text) is not None
 
 
 def is_upload_id(text: str) -> bool:
-    """Return whether an upload can have this id."""
     return _UPLOAD_ID.match(text) is not None
 
 
 def is_part_id(text: str) -> bool:
-    """Return whether a part can have this id."""
     return _PART_ID.match(text) is not None
 
 
 def file_key(tenant: str, file_id: str) -> str:
-    """Return the key of the record of a file."""
     return f"file.{tenant}.{file_id}"
 
 
 def upload_key(tenant: str, upload_id: str) -> str:
-    """Return the key of the record of an upload."""
     return f"upload.{tenant}.{upload_id}"
 
 
 def part_prefix(tenant: str, upload_id: str) -> str:
-    """Return what the keys of the parts of an upload begin with."""
     return f"part.{tenant}.{upload_id}"
 
 
@@ -186,8 +168,6 @@ def life_of(purpose: str, asked_s: int | None) -> int | None:
     return asked_s if asked_s is not None else EXPIRING.get(purpose)
 
 
-# Decides whether a tenant may store a file: limits on one file, on the number of files and on their bytes together.
-
 MIB = 1024 * 1024
 SLACK = 64 * 1024  # a client that announces a body announces the form around the file, too
 
@@ -219,8 +199,6 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True)
 class FileUsage:
-    """The number and the bytes of files that a tenant has stored or reserved."""
-
     files: int
     bytes: int
 

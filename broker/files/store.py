@@ -36,8 +36,6 @@ from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RevisionCo
 from headrace.jetstream.ports import Bucket, Messaging, ObjectBucket, ObjectWriter
 from headrace.jetstream.subjects import Subjects, check_token
 
-# Declares the metrics of files.
-
 WRITTEN = Counter(
     "headrace_files_written_total", "Files by purpose and outcome: stored, left, or an error", ["purpose", "outcome"]
 )
@@ -83,8 +81,6 @@ class FilePage:
 
 
 class FileStore:
-    """Reads and writes files. It caches none."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -93,7 +89,6 @@ class FileStore:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` is the Unix time, by which files are dated and expire."""
         self.limits = limits or FileLimits()
         self._records: Bucket = messaging.bucket(subjects.bucket("files"))
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("files"))
@@ -114,7 +109,6 @@ class FileStore:
             return await writer.commit()
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
-        """Return the record of a file of this tenant. Raises FileUnknown, or a JetStreamError."""
         entry = await self._records.get(file_key(check_token(tenant, "tenant"), file_id)) if is_file_id(file_id) else None
         record = _record.decode(entry.value) if entry is not None else None
         if record is None or not self._is_there(record):
@@ -131,7 +125,6 @@ class FileStore:
             raise FileUnknown(record.id) from None
 
     async def delete(self, file_id: str, tenant: str) -> None:
-        """Delete a file of this tenant. Raises FileUnknown, or a JetStreamError."""
         record = await self.get(file_id, tenant)
         await self._records.delete(record.key)
         await self._objects.delete(record.object_name, ttl_s=FORGET_DELETED_S)
@@ -220,7 +213,6 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """The bytes written so far."""
         return self._content.size
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:

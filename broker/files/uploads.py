@@ -48,8 +48,6 @@ _part = msgspec.json.Decoder(PartRecord)
 
 
 class UploadStore:
-    """Reads and writes uploads and their parts. It caches none."""
-
     def __init__(
         self, messaging: Messaging, subjects: Subjects, files: FileStore, *, now: Callable[[], float] = time.time
     ) -> None:
@@ -87,7 +85,6 @@ class UploadStore:
         return record
 
     async def get(self, upload_id: str, tenant: str) -> UploadRecord:
-        """Return the record of an upload of this tenant. Raises UploadUnknown."""
         return _upload.decode((await self._entry(upload_id, tenant)).value)
 
     async def open(self, upload_id: str, tenant: str) -> UploadRecord:

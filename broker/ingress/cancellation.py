@@ -22,8 +22,6 @@ from headrace.jetstream.errors import JetStreamError, NoResponder
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-# Keeps the stored message and the stream of each open request, so that the ingress can submit the request again.
-
 
 class OpenJob(msgspec.Struct, frozen=True):
     """An open request. `body` is the stored message; `deadline_s` is loop time, `deadline` Unix time."""
@@ -38,13 +36,10 @@ class OpenJob(msgspec.Struct, frozen=True):
     name: str = ""  # the client's own name for the request
 
     def envelope(self) -> Envelope:
-        """Decode the stored message."""
         return decode(Envelope, self.body)
 
 
 class OpenJobs:
-    """Open requests by id."""
-
     def __init__(self) -> None:
         self._jobs: dict[str, OpenJob] = {}
         self._removed: Callable[[str], None] = lambda _request_id: None
@@ -56,15 +51,12 @@ class OpenJobs:
         return len(self._jobs)
 
     def on_removed(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the id of each request that is dropped."""
         self._removed = callback
 
     def add(self, job: OpenJob) -> None:
-        """Keep an open request."""
         self._jobs[job.id] = job
 
     def get(self, request_id: str) -> OpenJob | None:
-        """Return the request with this id, or None if it is not open."""
         return self._jobs.get(request_id)
 
     def find(self, name: str, tenant: str) -> list[OpenJob]:
@@ -72,7 +64,6 @@ class OpenJobs:
         return [job for job in self._jobs.values() if name in (job.id, job.name) and job.tenant == tenant]
 
     def remove(self, request_id: str) -> None:
-        """Drop a request. An unknown id is fine."""
         if self._jobs.pop(request_id, None) is not None:
             self._removed(request_id)
 
@@ -81,12 +72,9 @@ log = structlog.get_logger()
 
 
 class Canceller:
-    """Ends open requests of its own ingress, and asks the other ingresses to end theirs."""
-
     def __init__(
         self, messaging: Messaging, subjects: Subjects, judge: Judge, open_jobs: OpenJobs, members: Members, *, own: str
     ) -> None:
-        """`own` is the id of this ingress."""
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
@@ -136,7 +124,6 @@ class Canceller:
         return False
 
     async def _ask(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
-        """Ask one ingress. Returns None if it did not answer."""
         subject = self._subjects.judge(ingress)
         try:
             return decode(Done, await self._messaging.request(subject, question, timeout_s=timeout_s)).ok

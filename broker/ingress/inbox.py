@@ -1,4 +1,4 @@
-"""Reads the messages that reach an ingress: token frames, control requests of workers and ingresses, and events of pools."""
+"""Messages that reach an ingress: token frames, control requests of workers and ingresses, and events of pools."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects, WorkerSubject, said_by
 from headrace.jetstream.tasks import TaskScope
 
-# Sends the judge's messages to workers, collected into one message per worker and kind.
-
 log = structlog.get_logger()
 
 
@@ -78,11 +76,9 @@ class JudgeOutbox:
         self._sinces.setdefault(worker, {})[item.id] = item
 
     def answer(self, worker: str, verdict: RunVerdict) -> None:
-        """Collect the verdict on a run's last frame."""
         self._answers.setdefault(worker, []).append(verdict)
 
     def poisoned(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
-        """Report a request that these crashes show to be poison."""
         self._on_poison(record, crashes)
 
     def reply(self, subject: str, reply: Record) -> None:
@@ -112,8 +108,6 @@ class JudgeOutbox:
             metrics.FAILED_MESSAGES.labels("verdict").inc()
             log.error("verdict.not_sent", worker=worker[:80], error=str(error))
 
-
-# Decides workers' claims, after fresh reads of the leases of those workers that are suspected to have crashed.
 
 Decide = Callable[[Collection[str]], None]
 
@@ -200,14 +194,14 @@ class ClaimDecider:
 
 
 def forged_frame(judge: Judge, sender: WorkerSubject, frame: Frame) -> str:
-    """Return why a frame of this sender counts for nothing, an empty text if it counts."""
+    """Return why a frame of this sender is dropped, or an empty string."""
     if frame.worker != sender.worker:
         return f"it is sent by {sender.worker} in the name of {frame.worker}"
     return _of_another_pool(judge, sender, {row.id for row in frame.rows})
 
 
 def forged_control(judge: Judge, sender: WorkerSubject, control: IngressControl) -> str:
-    """Return why a question of this sender is not answered, an empty text if it is."""
+    """Return why a question of this sender is not answered, or an empty string."""
     if isinstance(control, Claim | Check) and control.worker != sender.worker:
         return f"it is sent by {sender.worker} in the name of {control.worker}"
     if isinstance(control, Check):
@@ -225,12 +219,7 @@ def _of_another_pool(judge: Judge, sender: WorkerSubject, ids: set[str]) -> str:
     return ""
 
 
-# Stores a dead letter for each request that is poison.
-
-
 class PoisonLetters:
-    """Writes the dead letters of one ingress's requests in background tasks."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -241,7 +230,6 @@ class PoisonLetters:
         retry_s: float,
         wall: Callable[[], float],
     ) -> None:
-        """`wall` gives Unix time."""
         self._messaging = messaging
         self._subjects = subjects
         self._open = open_jobs
@@ -250,7 +238,6 @@ class PoisonLetters:
         self._wall = wall
 
     def store(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
-        """Store the dead letter of a request, with the crashes that count against it, and retry until it is stored."""
         job = self._open.get(record.id)
         if job is None or not self._tasks.is_open:
             return
@@ -266,8 +253,6 @@ class PoisonLetters:
 
 
 class IngressInbox:
-    """Feeds the messages of an ingress to its judge, and sends the judge's replies."""
-
     def __init__(
         self,
         judge: Judge,

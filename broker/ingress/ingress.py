@@ -1,4 +1,4 @@
-"""Runs an ingress: it accepts requests under its lease, is their judge, and gives their tokens to their submitters."""
+"""An ingress: accepts requests under its lease, judges them, and delivers their tokens to the submitters."""
 
 from __future__ import annotations
 
@@ -37,14 +37,10 @@ from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 
-# Periodic checks of an ingress: deadlines, slow clients, and streams without frames.
-
 TICK_S = 0.25
 
 
 class IngressTimers:
-    """Ends requests that are too late or not read, and asks for the tokens of silent ones."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -63,7 +59,6 @@ class IngressTimers:
         self._settings = settings
 
     async def run(self) -> None:
-        """Check all open requests every `TICK_S` until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
@@ -83,7 +78,6 @@ class IngressTimers:
                 self._open.remove(job.id)
 
     def _end_overdue(self, now_s: float) -> None:
-        """End the requests whose deadline has passed, and those that have been paused for too long."""
         for job in self._open:
             paused_s = job.stream.paused_since_s
             if now_s >= job.deadline_s:
@@ -112,8 +106,6 @@ class IngressTimers:
 
 
 class _StreamEvents:
-    """Passes what the readers of streams report on to the judge."""
-
     def __init__(self, judge: Judge, outbox: JudgeOutbox, canceller: Canceller) -> None:
         self._judge = judge
         self._outbox = outbox
@@ -128,8 +120,6 @@ class _StreamEvents:
 
 
 class Ingress:
-    """Submits jobs and gives out their streams, while `run` is running."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -197,7 +187,6 @@ class Ingress:
         )
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         self._messaging.on_reconnect(self._timers.on_reconnect)
         self._messaging.on_reconnect(self._on_reconnect)
         async with self._tasks:
@@ -243,17 +232,14 @@ class Ingress:
 
     @property
     def lease_held(self) -> bool:
-        """True while this ingress may act as a judge and carrier."""
         return self._lease.held
 
     @property
     def members(self) -> Members:
-        """The leases of workers, routers and ingresses."""
         return self._members
 
     @property
     def ready(self) -> bool:
-        """True if requests can be accepted now."""
         return not self.trouble
 
     @property
@@ -268,7 +254,7 @@ class Ingress:
         return "" if self._lease.held else "does not hold its lease at the broker"
 
     def _away(self) -> bool:
-        """Return whether the broker cannot be used now but may be in a moment: it is known to be neither unusable nor full."""
+        """Return whether the broker cannot be used now but may be in a moment: it is neither known as unusable nor full."""
         if self._draining:
             return False
         if not self._messaging.connected:
@@ -277,12 +263,10 @@ class Ingress:
 
     @property
     def connected(self) -> bool:
-        """True while the connection to the broker stands."""
         return self._messaging.connected
 
     @property
     def open_requests(self) -> int:
-        """The number of requests that are accepted and have not ended."""
         return len(self._judge)
 
     async def drain(self, grace_s: float) -> None:
@@ -296,11 +280,9 @@ class Ingress:
         await self._lease.release()
 
     async def judge_gone(self, ingress: str) -> bool:
-        """Return True if another ingress is dead, by a fresh read of its lease; False while that cannot be known."""
         return await self._members.ingress_gone(ingress)
 
     def judge_live(self, ingress: str) -> bool:
-        """Return True if an ingress holds its lease, as last reported."""
         return self._members.ingress_live(ingress)
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:

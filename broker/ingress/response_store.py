@@ -41,15 +41,13 @@ from headrace.jetstream.watch import is_marker
 
 
 class Victim(NamedTuple):
-    """A value that makes room."""
-
     tenant: str
     key: str
     size: int
 
 
 class StoreShares:
-    """The values of all tenants, by key. They have to be told in the order in which they were stored."""
+    """The values of all tenants, by key, reported in the order in which they were stored."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, int]] = {}  # tenant -> key -> size, the oldest first
@@ -77,7 +75,6 @@ class StoreShares:
             del self._held[tenant], self._bytes[tenant]
 
     def bytes_of(self, tenant: str) -> int:
-        """Return the bytes of a tenant."""
         return self._bytes.get(tenant, 0)
 
     def take(self, wanted: int, *, most: int) -> list[Victim]:
@@ -122,8 +119,6 @@ TOLD_S = 10.0
 
 
 class Held(NamedTuple):
-    """A value in the store. `tenant` None: it was deleted."""
-
     key: str
     tenant: str | None
     size: int
@@ -309,8 +304,6 @@ MESSAGE_BYTES = 256  # of the stream, beside the value: subject, headers, what t
 
 
 class RecordIndex:
-    """Reads and writes records. It caches none."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, *, ttl_s: float) -> None:
         """`ttl_s`: the life of a record since it was last written."""
         bucket = subjects.bucket("records")
@@ -358,7 +351,6 @@ class RecordIndex:
         await self._bucket.delete(record_key(kind, tenant, name))
 
     async def list(self, kind: str, tenant: str) -> list[bytes]:
-        """Return all records of a kind, in no order. Raises a JetStreamError."""
         pattern = f"{check_token(kind, 'kind')}.{check_token(tenant, 'tenant')}.*"
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -368,7 +360,6 @@ class RecordIndex:
 
 
 def digest(name: str) -> str:
-    """Return a token for a name of any characters; different names have different ones."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
@@ -378,7 +369,7 @@ def record_key(kind: str, tenant: str, name: str) -> str:
 
 
 def kept_record(message: StoredMessage) -> Held | None:
-    """Return whose record a message of the bucket is, None for one whose key is none of a record."""
+    """Return the owner and size of a record by its message, None for a malformed key."""
     parts = message.subject.split(".", 2)  # `$KV`, the bucket, the key
     key = parts[2]
     names = key.split(".")
@@ -417,11 +408,9 @@ class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def item_bytes(self) -> int:
-        """The size of this turn's items."""
         return len(self.input) + len(self.output)
 
     def items(self) -> list[Item]:
-        """Return the items that this turn adds to the conversation."""
         return [*msgspec.json.decode(self.input, type=list[Item]), *msgspec.json.decode(self.output, type=list[Item])]
 
 
@@ -436,8 +425,6 @@ class StoreLimits:
 
 
 class ResponseStore:
-    """Reads and writes stored responses. It caches none."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, limits: StoreLimits | None = None) -> None:
         bucket = subjects.bucket("responses")
         described = ObjectSubjects(bucket)
@@ -506,7 +493,7 @@ class ResponseStore:
 
 
 def stored_size(size: int) -> int:
-    """Return what an answer of so many bytes takes in the stream, about."""
+    """Return the estimated size of an answer of so many bytes in the stream."""
     return size + DESCRIPTION_BYTES + MESSAGE_BYTES * (1 + -(-size // CHUNK))
 
 

@@ -94,7 +94,6 @@ class SpillStore:
             self._kept.add(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Delete the payload of a request that has ended, if it has one."""
         if request_id not in self._held:
             return
         self._held.discard(request_id)

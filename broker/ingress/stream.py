@@ -47,8 +47,6 @@ class PendingStream(Protocol):
 
 
 class RowDispatcher:
-    """Delivers the rows of all streams of one ingress."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gather_s: float = 0.0) -> None:
         """`gather_s`: the longest time that rows wait for more; 0 = they do not wait."""
         self.loop = loop  # of all readers
@@ -58,7 +56,7 @@ class RowDispatcher:
         self._waiting: list[PendingStream] = []
 
     def add(self, stream: PendingStream, *, last: bool) -> None:
-        """Have the rows of `stream` delivered. Call it once per batch, and once more for the `last` rows."""
+        """Queue the rows of `stream` for delivery. Call it once per batch, and once more for the `last` rows."""
         gather_s = self.readers * PER_READER_S
         if gather_s > self._most_s:
             gather_s = self._most_s
@@ -115,8 +113,6 @@ class StreamEvents(Protocol):
 
 
 class JobStream:
-    """The token stream of a request. It is bounded, has one reader, and is filled by the judge."""
-
     __slots__ = (
         "_dispatcher",
         "_ended",
@@ -159,7 +155,6 @@ class JobStream:
     # Called by the judge:
 
     def take(self, row: Row) -> bool:
-        """Append a row. Returns False, and pauses the stream, if it is full."""
         rows = self._rows
         if len(rows) >= self._limit:
             if self.paused_since_s is None:
@@ -240,7 +235,6 @@ class JobStream:
             waiter.set_result(None)
 
     def deliver(self) -> None:
-        """Give the rows that have arrived to the sink, if the reader still waits in `deliver_to`."""
         sink, waiter = self._sink, self._waiter
         if sink is None or waiter is None or waiter.done() or not self._rows:
             return  # the reader has gone, or reads with `rows`
@@ -267,7 +261,6 @@ class JobStream:
 
     @property
     def ended(self) -> bool:
-        """True once no more rows come; some, and the fault, may not have been read."""
         return self._ended
 
     def cancel(self) -> None:

@@ -1,7 +1,4 @@
-"""Holds new requests while the broker, the lease of their ingress or the leader of their stream is away for a moment.
-
-None of them is known to be stored yet.
-"""
+"""Submission of requests: stored durably once or refused with an error, held while something is away, and submitted again."""
 
 from __future__ import annotations
 
@@ -39,10 +36,8 @@ MOST = 1000  # requests that are held at once; more are refused, as all were wit
 
 
 class BrokerWait:
-    """Holds the new requests of one ingress until the broker can be used again, or their time is over."""
-
     def __init__(self, away: Callable[[], bool], *, longest_s: float) -> None:
-        """`away` tells whether the broker is away and may be back soon. `longest_s`: 0 holds no request."""
+        """`away` returns whether the broker is away and may be back soon. `longest_s`: 0 holds no request."""
         self.longest_s = longest_s
         self._away = away
         self._changed = asyncio.Event()
@@ -53,7 +48,7 @@ class BrokerWait:
         self._changed.set()
 
     def enter(self, why: str) -> bool:
-        """Begin to hold a request, which is to `leave` then. False: so many are held that it is to be refused."""
+        """Begin to hold a request, which must `leave` later. Returns False if too many are held: it is then refused."""
         if self._held >= MOST:
             metrics.BROKER_AWAITED.labels("too_many").inc()
             return False
@@ -64,13 +59,13 @@ class BrokerWait:
         return True
 
     def leave(self, outcome: str) -> None:
-        """End holding a request: `back`, or `away` where it was given up."""
+        """End holding a request: `back`, or `away` if it was given up."""
         self._held -= 1
         metrics.AWAITING_BROKER.set(self._held)
         metrics.BROKER_AWAITED.labels(outcome).inc()
 
     async def hold(self, longest_s: float) -> None:
-        """Wait while the broker is away, at most `longest_s`. Whether it is back says `away`."""
+        """Wait at most `longest_s` while the broker is away."""
         longest_s = min(longest_s, self.longest_s)
         if longest_s <= 0 or not self._away():
             return
@@ -104,8 +99,6 @@ Outcome = Literal["worker", "no_worker", "ended"]
 
 
 class _Held(NamedTuple):
-    """A held request and its stored copy. Times are loop times."""
-
     id: str
     stored: PubAck
     since_s: float
@@ -141,11 +134,9 @@ class WorkerWait:
         return sum(len(group) for group in self._held.values())
 
     def served(self, job: Job) -> bool:
-        """Return whether a worker accepts such requests now."""
         return bool(self._members.having(job.card.pool, job.adapter))
 
     def answerable(self, job: Job) -> bool:
-        """Return whether a worker accepts such requests now, or sleeps and is woken for them."""
         return self._members.answerable(job.card.pool, job.adapter)
 
     def hold(self, job: Job, stored: PubAck, since_s: float) -> None:
@@ -165,13 +156,11 @@ class WorkerWait:
         self._some.set()
 
     async def run(self) -> None:
-        """Let requests go when their time is up, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._remove_leftovers())
 
     def _on_members(self) -> None:
-        """Release all requests for which there is a worker now."""
         for wanted in list(self._held):
             if self._members.having(wanted.pool, wanted.adapter):
                 group = self._held.pop(wanted)
@@ -213,10 +202,6 @@ class WorkerWait:
         return min((held.until_s for group in self._held.values() for held in group.values()), default=None)
 
     def _comes(self, wanted: _Wanted) -> bool:
-        """Return True while a worker is being woken.
-
-        Its weights may take longer than a request is held; the request's deadline still ends it.
-        """
         return self._members.waking(wanted.pool, wanted.adapter)
 
     def _refuse(self, wanted: _Wanted, held: _Held, now_s: float) -> None:
@@ -256,15 +241,11 @@ class WorkerWait:
             log.debug("request.left_in_queue", request_id=held.id, error=str(error))
 
 
-# Stores a request for the first time: durably and once, or with an error that says why it is not stored.
-
 SUBMIT_TRIES = 3  # without an ack, however short the wait for the broker may be
 QUEUE_FULL_RETRY_AFTER_S = 1.0
 
 
 class Submitter:
-    """Publishes the requests of one ingress."""
-
     def __init__(
         self,
         messaging: Messaging,
@@ -274,7 +255,10 @@ class Submitter:
         *,
         wait: BrokerWait,
     ) -> None:
-        """`health` is told of each success, and of each failure of the broker. `wait` holds what cannot be stored yet."""
+        """`health` is notified of each success, and of each failure of the broker.
+
+        `wait` holds requests that cannot be stored yet.
+        """
         self._messaging = messaging
         self._subjects = subjects
         self._settings = settings
@@ -360,9 +344,6 @@ class _Patience:
             self._wait.leave(self.outcome)
 
 
-# Submits the open requests of an ingress again when the broker may have lost or dropped the stored ones.
-
-
 class Resubmitter:
     """Publishes new generations of open requests: after a lapse of the ingress's lease, or on request."""
 
@@ -377,7 +358,6 @@ class Resubmitter:
         timing: Timing,
         wall: Callable[[], float],
     ) -> None:
-        """`wall` gives Unix time."""
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
@@ -388,14 +368,12 @@ class Resubmitter:
         self._lapsed = False
 
     def on_lease(self, held: bool) -> None:
-        """Handle that the ingress's lease was gained (`held`) or lapsed."""
         if held:
             self.on_gained()
         else:
             self.on_lapse()
 
     def on_lapse(self) -> None:
-        """Note that the lease has lapsed."""
         metrics.LEASE_LAPSES.labels("ingress").inc()
         self._lapsed = True
 
@@ -418,7 +396,6 @@ class Resubmitter:
                 self._tasks.spawn(self._submit(job, attempt, sorted(record.history)))
 
     async def _submit(self, job: OpenJob, attempt: int, history: list[HistoryEntry]) -> None:
-        """Publish `job` as this attempt, and retry until it is stored or the request has ended."""
         log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
         metrics.RESUBMITTED.inc()
         envelope = job.envelope()

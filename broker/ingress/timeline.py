@@ -1,8 +1,8 @@
-"""Keeps the stories of an ingress's open requests and of the last ones that ended, for `headrace trace`.
+"""Timelines of an ingress's requests, open ones and the last that ended, for `headrace trace`, `explain` and the request log.
 
-Everything in them is heard anyway: job events reach every ingress, and the judge knows the end.  An event of another ingress's
-request costs one look-up here, one of an own request an entry in a list.  Nothing is stored: after a restart of the ingress the
-records of placements are what is left.
+They cost no message: job events reach every ingress, and the judge knows the end. An event of another ingress's request costs
+one look-up here, one of an own request an entry in a list. Nothing is stored: after a restart of the ingress only the records
+of placements are left.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ MOST_TEXT = 2000  # characters of an error
 
 
 class _Heard:
-    """The events of a request."""
-
     __slots__ = ("events", "lost", "submitted_s")
 
     def __init__(self, submitted_s: float) -> None:
@@ -44,8 +42,6 @@ class _Heard:
 
 
 class _Open(NamedTuple):
-    """The story of an open request."""
-
     job: Job
     record: JobRecord
     submitted: float
@@ -53,7 +49,7 @@ class _Open(NamedTuple):
 
 
 class StoryBook:
-    """The stories of one ingress."""
+    """The timelines of one ingress."""
 
     def __init__(self, ingress: str, *, ended: int = ENDED) -> None:
         """Keep the last `ended` requests that have ended. Call from a running event loop, whose time counts."""
@@ -68,7 +64,6 @@ class StoryBook:
         return len(self._open)
 
     def begin(self, job: Job, record: JobRecord, submitted: float) -> None:
-        """Begin the story of a request that is about to be stored. `submitted` is Unix time."""
         heard = self._heard[job.id] = _Heard(self._loop.time())
         self._open[job.id] = _Open(job, record, submitted, heard)
 
@@ -102,7 +97,7 @@ class StoryBook:
         return True
 
     def end(self, request_id: str, fault: JobFault | None) -> Story | None:
-        """End the story of a request, with the fault that ended it or, None, with an answer, and return it. Once only."""
+        """End the timeline of a request and return it, once. `fault`: the error that ended it, or None."""
         story = self._open.pop(request_id, None)
         if story is None:
             return None
@@ -114,7 +109,7 @@ class StoryBook:
         return told
 
     def tell(self, name: str) -> list[Story]:
-        """Return the last stories of requests with this id or client's name, oldest first. Reads all of them."""
+        """Return the last timelines of requests with this id or client's name, oldest first. Scans all of them."""
         still = [story for story in self._open.values() if name in (story.job.id, story.job.name)]
         ended = [story for story in self._ended if name in (story.id, story.name)]
         return [*ended, *(self._told(story, None, None) for story in still)][-MOST_STORIES:]
@@ -153,16 +148,12 @@ def _reasons(record: JobRecord) -> list[str]:
     return list(dict.fromkeys(ends))[:64]
 
 
-# The journey of a request as its ingress saw it: its wait in the queue, the workers that ran it, and how it ended.
-
-
 class Journey:
     """Collects what an ingress hears of one request anyway. Times are those of its event loop."""
 
     __slots__ = ("_book", "_over", "_record", "_runs", "_submitted_s", "queue_s", "story")
 
     def __init__(self, record: JobRecord, submitted_s: float, book: StoryBook | None = None) -> None:
-        """`book` is told of the end."""
         self._book = book
         self._record = record
         self._submitted_s = submitted_s
@@ -172,7 +163,6 @@ class Journey:
         self.queue_s: float | None = None  # from its submission to its first start in a worker; None = that was not heard
 
     def started(self, attempt: int, worker: str, now_s: float) -> None:
-        """Note that a worker has started an attempt."""
         if self.queue_s is None:
             self.queue_s = now_s - self._submitted_s
         self._runs.append((attempt, worker))
@@ -197,7 +187,7 @@ class Journey:
 
     @property
     def attempts(self) -> int:
-        """The number of times that it was given to a worker, as far as is known; 0 = never."""
+        """The number of known attempts; 0 = none."""
         if len(self._runs) == 1 == self._record.attempt:
             return 1
         workers = len(self.workers)
@@ -209,16 +199,12 @@ class Journey:
         return list(dict.fromkeys(fin.reason for fin in self._record.finished if fin is not None and fin.fault is None))
 
 
-# Explains placements to the ingress that submitted the request: the `placed` event names the router to be asked.
-
 log = structlog.get_logger()
 
 LIMIT = 4096  # requests followed at once; beyond it the oldest one is forgotten
 
 
 class Decisions:
-    """Follows the placements of those requests that want an explanation."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
         self._messaging = messaging
         self._subjects = subjects
@@ -232,12 +218,10 @@ class Decisions:
             self.forget(next(iter(self._placed)))
 
     def forget(self, request_id: str) -> None:
-        """Stop following a request. A request that is not followed is fine."""
         if (placed := self._placed.pop(request_id, None)) is not None:
             placed.cancel()
 
     def on_event(self, event: JobEvent) -> None:
-        """Note the placement of a followed request."""
         if event.kind != "placed" or not self._placed:
             return
         placed = self._placed.get(event.id)

@@ -63,7 +63,6 @@ class FailureDetector:
         self._answered: dict[str, float] = {}  # worker → `connected_since_s` of this process when the worker last answered
 
     async def run(self) -> None:
-        """Probe the watched workers every `EVERY_S` until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             workers = set(self._members.workers(self._pool))
@@ -97,7 +96,6 @@ class FailureDetector:
             log.debug("probe.failed", worker=worker, error=str(error))
 
     def _has_ended(self, worker: str) -> bool:
-        """Return True if the worker was a process of this machine that is not there any more."""
         member = self._members.workers(self._pool).get(worker)
         return member is not None and bool(self._machine) and member.machine == self._machine and process_gone(member.pid)
 

@@ -50,14 +50,12 @@ class Renewals:
         self._steady_since = float("-inf")  # renewals have come without a gap since then
 
     def note(self, key: str, revision: int, now: float) -> None:
-        """Note that a lease was written."""
         if now - self._latest > GAP_S:
             self._steady_since = now
         self._latest = now
         self._last[key] = (now, revision)
 
     def forget(self, key: str) -> None:
-        """Note that a lease has ended."""
         self._last.pop(key, None)
 
     def overdue(self, key: str, now: float) -> int:
@@ -67,8 +65,6 @@ class Renewals:
             return 0
         return revision
 
-
-# Makes the ids of workers.
 
 ANY_WORKER = "*"  # the worker of a login that all workers of a pool use
 
@@ -131,8 +127,6 @@ def drained_key(worker: str) -> str:
 
 
 class Members:
-    """The leases as the watch has last reported them."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float, overdue_s: float = 0.0) -> None:
         """`overdue_s`: see `broker.settings.Timing`."""
         self.lease_ttl_s = lease_ttl_s
@@ -149,7 +143,6 @@ class Members:
         self._watch = self._bucket.watch(self._on_change)
 
     async def run(self) -> None:
-        """Watch the leases until cancelled."""
         if self._renewals is None:
             await self._watch.run()
             return
@@ -248,7 +241,6 @@ class Members:
             log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
 
     def pools(self) -> list[str]:
-        """Return the pools that have workers."""
         return [pool for pool, workers in self._workers.items() if workers]
 
     def workers(self, pool: str) -> dict[str, WorkerMember]:
@@ -256,11 +248,10 @@ class Members:
         return self._workers.get(pool, {})
 
     def ready_workers(self, pool: str) -> list[WorkerMember]:
-        """Return the workers that accept work, in any role."""
         return [member for member in self.workers(pool).values() if not member.draining]
 
     def serving_workers(self, pool: str) -> Sequence[WorkerMember]:
-        """Return the workers that accept requests. They are found once per change, because each request asks for them."""
+        """The workers that accept requests, computed once per change, because each request reads them."""
         serving = self._serving.get(pool)
         if serving is None:
             serving = self._serving[pool] = tuple(member for member in self.ready_workers(pool) if member.serves)
@@ -281,7 +272,6 @@ class Members:
         return bool(self.having(pool, adapter) or (self._wakers.get(pool) and self.sleeping_workers(pool, adapter)))
 
     def waking(self, pool: str, adapter: str | None = None) -> bool:
-        """Return True if a worker that sleeps is about to accept such requests."""
         return any(member.waking for member in self.sleeping_workers(pool, adapter))
 
     def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
@@ -292,27 +282,21 @@ class Members:
         return [member for member in able if adapter in member.adapters] if adapter else able
 
     def encode_workers(self, pool: str, encoder: str) -> list[WorkerMember]:
-        """Return the workers that encode media for others, and make what the encoder `encoder` makes."""
         return [m for m in self.ready_workers(pool) if m.role == "encode" and encoder and m.encoder == encoder]
 
     def worker_live(self, pool: str, worker: str) -> bool:
-        """Return True if the worker holds a lease, as last reported."""
         return self._subjects.worker_key(pool, worker) in self._values
 
     def has_router(self, pool: str) -> bool:
-        """Return True if a router of the pool holds a lease, as last reported."""
         return bool(self._routers.get(pool))
 
     def routers(self, pool: str) -> frozenset[str]:
-        """Return the live routers of a pool."""
         return frozenset(self._routers.get(pool, ()))
 
     def ingresses(self) -> list[str]:
-        """Return the live ingresses."""
         return [key.removeprefix("ingress.") for key in self._values if key.startswith("ingress.")]
 
     def ingress_live(self, ingress: str) -> bool:
-        """Return True if the ingress holds a lease, as last reported."""
         return f"ingress.{ingress}" in self._values
 
     async def gone(self, key: str) -> bool:
@@ -327,11 +311,9 @@ class Members:
             return False
 
     async def worker_gone(self, pool: str, worker: str) -> bool:
-        """Return True if the worker is gone, by a fresh read; False while that cannot be known."""
         return await self.gone(self._subjects.worker_key(pool, worker))
 
     async def ingress_gone(self, ingress: str) -> bool:
-        """Return True if the ingress is gone, by a fresh read; False while that cannot be known."""
         return await self.gone(self._subjects.ingress_key(ingress))
 
 

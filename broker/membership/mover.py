@@ -38,8 +38,6 @@ def message_ttl_s(deadline: float, wall_s: float, slack_s: float) -> float:
 
 
 class Mover:
-    """Moves the stored jobs of one pool's workers."""
-
     def __init__(
         self,
         messaging: Messaging,

@@ -82,7 +82,7 @@ class Story(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class TellStories(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="tell_stories"):
-    """A question to an ingress: what happened to the requests with this id, or client's name? Answered with Stories."""
+    """A question to an ingress for the timelines of the requests with this id, or client's name. Answered with Stories."""
 
     name: Name
 

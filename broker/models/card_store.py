@@ -25,8 +25,6 @@ log = structlog.get_logger()
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """A model card, and the live workers of its pool."""
-
     card: ModelCard
     workers: list[WorkerMember]
 
@@ -137,15 +135,11 @@ async def _named_files(messaging: Messaging, subjects: Subjects) -> set[str]:
     return {file.object for model in await list_models(messaging, subjects) for file in model.card.files.values()}
 
 
-# Loads and unloads an adapter on all workers of a pool, for an ingress or a command.
-
 LOAD_S = 300.0  # longer than a worker gives the download and its engine together
 MARGIN_S = 15.0  # beyond the grace period of an unload
 
 
 class AdapterReply(msgspec.Struct, frozen=True):
-    """The answer of a worker to an adapter command."""
-
     worker: str
     ok: bool
     message: str
@@ -185,7 +179,7 @@ class AdapterClient:
     async def tell(
         self, workers: Sequence[WorkerMember], command: LoadAdapter | UnloadAdapter, *, timeout_s: float
     ) -> list[AdapterReply]:
-        """Send a command to workers concurrently. A worker that fails or does not answer is a reply that is not `ok`."""
+        """Send a command to workers concurrently. A worker that fails or does not answer counts as a refusal."""
 
         async def one(member: WorkerMember) -> AdapterReply:
             worker, subject = member.worker, self._subjects.operate_worker(member.pool, member.worker)

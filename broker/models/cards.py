@@ -128,8 +128,6 @@ def _signature(card: ModelCard, key: bytes) -> bytes:
     return hmac.new(key, encode(bare), hashlib.sha256).digest()
 
 
-# Decodes a card as it lies in the bucket, for readers that go on without one that is malformed.
-
 log = structlog.get_logger()
 
 

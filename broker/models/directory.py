@@ -1,4 +1,4 @@
-"""Publishes model cards and their files, and tracks them in an ingress, with the number of ready workers."""
+"""Model cards as an ingress sees them: published with their files, tracked, and joined with the number of ready workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFo
 from headrace.jetstream.ports import Change, Messaging, ObjectBucket
 from headrace.jetstream.subjects import Subjects, pool_id
 
-# Remembers which pools had a worker lately: a model is neither gone nor out of offer while its workers restart.
-
 LATELY_S = 60.0
 
 
 class ServedPools:
-    """The pools that accept requests now, and when others did so last. Sans-io: the time is passed in."""
+    """The pools that accept requests now, and when the others last did. Sans-io: the time is passed in.
+
+    A model is neither gone nor out of offer while its workers restart.
+    """
 
     def __init__(self, members: Members) -> None:
         self._members = members
@@ -169,7 +170,6 @@ class ModelDirectory:
         members.on_change(self._changed)
 
     async def run(self) -> None:
-        """Watch the cards and read their files until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run())
             tasks.create_task(self._load())
@@ -184,11 +184,9 @@ class ModelDirectory:
         self._listed = True
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after every change of models or members."""
         self._callbacks.append(callback)
 
     def names(self) -> list[str]:
-        """Return the names of all models with a card, ready or not."""
         return sorted(card.model for card, _ in self._known.values())
 
     def ready_names(self) -> list[str]:
@@ -208,7 +206,6 @@ class ModelDirectory:
         return [*sorted(names), *sorted(aliases - names), *self.adapters()]
 
     def pool_of(self, name: str) -> str | None:
-        """Return the pool of a model, an alias or an adapter; None if it is not known."""
         return self._pools.get(name) or self._adapters.get(name)
 
     def adapters(self) -> list[str]:
@@ -232,7 +229,6 @@ class ModelDirectory:
         return ServedModel(name, card, files, len(self._members.having(pool, adapter)), adapter)
 
     def _unread(self) -> list[ModelCard]:
-        """Return the cards whose files are not here yet."""
         return [card for pool, card in self._reading_cards.items() if pool in self._reading]
 
     def _changed(self) -> None:
@@ -289,7 +285,6 @@ class ModelDirectory:
                     self._wanted.put_nowait((pool, None))
 
     async def _load(self) -> None:
-        """Take cards in their order. The files of a card that cannot be read keep no other card waiting."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 pool, card = await self._wanted.get()
@@ -335,7 +330,6 @@ class ModelDirectory:
             tried()
 
     def _found(self) -> None:
-        """Find the pool of every name anew."""
         pools: dict[str, str] = {}
         for card in sorted((card for card, _ in self._known.values()), key=self._precedence):  # the first one has the name
             if pools.setdefault(card.model, card.pool) != card.pool:
@@ -368,7 +362,7 @@ class ModelDirectory:
             log.warning("model.name_taken", model=name, pool=pool, by=by)
 
     async def _file(self, file: CardFile) -> bytes:
-        """Return a file of a card. Raises JetStreamError, ObjectCorrupt also for one that is not what the card says."""
+        """Return a file of a card. Raises JetStreamError, ObjectCorrupt also for a file that differs from the card."""
         if file.digest in self._files:
             return self._files[file.digest]
         stored = await self._objects.info(file.object)
@@ -382,8 +376,6 @@ class ModelDirectory:
 
 
 class Once:
-    """A function that is called once, however often it is asked for."""
-
     def __init__(self, call: Callable[[], object]) -> None:
         self._call: Callable[[], object] | None = call
 

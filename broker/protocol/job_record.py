@@ -110,12 +110,10 @@ class JobRecord:
         reader.end(fault)
 
     def hold(self, attempt: int, worker: str) -> None:
-        """Note that a worker really had an attempt."""
         if (attempt, worker) not in self.spared:
             self.held.add((attempt, worker))
 
     def spare(self, attempt: int, worker: str) -> None:
-        """Note that a worker has survived an attempt."""
         self.held.discard((attempt, worker))
         self.spared.add((attempt, worker))
 
@@ -143,5 +141,4 @@ class JobRecord:
             self.granted.pop((self.attempt, self.worker), None)
 
     def offsets(self) -> SinceItem:
-        """Return the number of tokens of each choice, as a question to a worker."""
         return SinceItem(self.id, [len(ids) for ids in self.emitted])

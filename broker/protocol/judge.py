@@ -33,7 +33,7 @@ from headrace.broker.protocol.resume import GENERATION
 
 
 class JudgePort(Protocol):
-    """Sends the judge's words. No call may block, or call back into the judge."""
+    """Sends the judge's messages. No call may block, or call back into the judge."""
 
     def abort(self, worker: str, ref: RunRef) -> None:
         """Stop a run that is not current."""
@@ -62,11 +62,9 @@ class Judge:
         return iter(list(self._open.values()))
 
     def get(self, request_id: str) -> JobRecord | None:
-        """Return an open request, or None."""
         return self._open.get(request_id)
 
     def open(self, record: JobRecord) -> None:
-        """Begin to judge a request. Raises ValueError if its id is open already."""
         if record.id in self._open:
             raise ValueError(f"request id {record.id!r} is open already")
         self._open[record.id] = record
@@ -142,7 +140,6 @@ class Judge:
             record.end(fin.fault)
 
     def _stray(self, worker: str, row: Row, *, known: bool) -> None:
-        """Stop the sender of a row that is not from the current run."""
         if row.fin is not None:
             self._port.answer(worker, RunVerdict(row.id, row.attempt, row.run, "stale" if known else "unknown"))
         else:

@@ -31,7 +31,6 @@ def moves_of(attempt: int) -> int:
 
 
 def may_yield(run: Run, most_moves: int) -> bool:
-    """Return whether this run makes way for interactive work."""
     return run.batch and not run.kept and not run.suspect and run.state in PREEMPTIBLE and moves_of(run.attempt) < most_moves
 
 

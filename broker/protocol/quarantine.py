@@ -1,7 +1,8 @@
-"""Clears a job of its crashes once a later run has gone well past the place where it stood when they happened.
+"""Quarantine of jobs that may crash their workers: crashes that count, group tests, poison, and clearance.
 
-Poison crashes there again, an innocent job goes on.  A job that crashes every few seconds would be cleared in between each
-time, so from the third time on clearing takes ever longer.
+A job is cleared once a later run has gone well past the place where it stood when the crashes happened: poison crashes there
+again, an innocent job does not. A job that crashes every few seconds would be cleared in between each time, so from the third
+time on clearing takes ever longer.
 
 Sans-io: the time is passed in.
 """
@@ -86,7 +87,6 @@ class Crash:
 
 
 def base_worker(entry: str) -> str:
-    """Return the worker that a history entry names."""
     return entry.split("#", 1)[0]
 
 

@@ -111,8 +111,6 @@ class ChoiceLog:
 
 
 class Run:
-    """An execution of one attempt of a request on this worker."""
-
     __slots__ = (
         "attempt",
         "beside",
@@ -178,11 +176,9 @@ class Run:
         self.state = follow(TRANSITIONS, self.state, RunState.CLAIMING)
 
     def wait_again(self) -> None:
-        """Go back to waiting, because the judge has refused the claim for now."""
         self.state = follow(TRANSITIONS, self.state, RunState.WAITING)
 
     def start(self) -> None:
-        """Begin to run: the logs are open and the engine is given the run."""
         self.state = follow(TRANSITIONS, self.state, RunState.RUNNING)
 
     def lapse(self) -> None:
@@ -201,26 +197,22 @@ class Run:
         self.resent_s = now_s
 
     def move(self) -> None:
-        """Stop here: the message is being given to the next attempt."""
         self.state = follow(TRANSITIONS, self.state, RunState.MOVING)
 
     def forget(self) -> None:
-        """Leave the worker for good."""
         self.state = follow(TRANSITIONS, self.state, RunState.GONE)
 
     @property
     def gone(self) -> bool:
-        """The worker has forgotten this run."""
         return self.state is RunState.GONE
 
     @property
     def stopping(self) -> bool:
-        """The run is being moved or was forgotten: nothing may be done with it."""
+        """True once the run is being moved or was forgotten: nothing may be done with it."""
         return self.state is RunState.MOVING or self.state is RunState.GONE
 
     @property
     def batch(self) -> bool:
-        """The request is of class batch."""
         return self.envelope.request_class == "batch"
 
     @property
@@ -245,7 +237,6 @@ class Run:
 
     @property
     def in_engine(self) -> bool:
-        """The engine was given this run and has not finished it."""
         return self.state in (RunState.RUNNING, RunState.LAPSED) and not self.complete
 
     @property
@@ -255,7 +246,6 @@ class Run:
 
     @property
     def made(self) -> int:
-        """The number of tokens that this run has added to the answer."""
         return sum(len(log.ids) - log.start for log in self.choices)
 
     def begin(self, emitted: list[list[int]], finished: list[int]) -> None:

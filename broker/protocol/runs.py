@@ -67,13 +67,10 @@ def all_beside(suspects: Sequence[Run], runs: Iterable[Run]) -> bool:
 
 
 def _rank(run: Run) -> tuple[int, int, int]:
-    """Order suspects: the most suspect first."""
     return run.limit, -run.crashes, run.seq
 
 
 class RunTable:
-    """The runs of one worker, by the stream sequence of their messages and by request id."""
-
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
@@ -102,7 +99,6 @@ class RunTable:
         return True
 
     def add(self, run: Run) -> None:
-        """Hold a run. Raises ValueError if its sequence has a run already."""
         if run.seq in self._by_seq:
             raise ValueError(f"stream sequence {run.seq} has a run already")
         self._by_seq[run.seq] = run
@@ -113,15 +109,12 @@ class RunTable:
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
-        """List the runs of one request."""
         return list(self._by_id.get(request_id, ()))
 
     def of_job(self, job: str) -> list[Run]:
-        """List the runs of one stored job, by its id."""
         return [run for same in self._by_id.values() for run in same if RUN_MARK in run.id and job_of_run(run.id) == job]
 
     def find(self, ref: RunRef) -> Run | None:
-        """Find the run of this request, attempt and run id."""
         for run in self._by_id.get(ref.id, ()):
             if run.attempt == ref.attempt and run.run == ref.run:
                 return run

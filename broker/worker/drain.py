@@ -1,4 +1,7 @@
-"""Drain and engine death of a worker: announced first, then runs finish or are handed over, and only then the lease goes."""
+"""Drain, withdrawal and engine death of a worker, and its changes of role and adapters.
+
+Drains are announced first, then runs finish or are handed over, and only then the lease is released.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ from headrace.broker.worker.state import AdapterPort, WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
 
-# Empties a worker: what is stored for it goes elsewhere at once, what runs gets a grace period and then goes on elsewhere.
-
 POLL_S = 0.05
 
 
 class Evacuation:
-    """The parts of a drain and of a withdrawal that are the same."""
+    """The common steps of a drain and a withdrawal: stored work moves at once, runs after a grace period."""
 
     def __init__(self, state: WorkerState, mover: Mover, runs: RunLifecycle, prefill: PrefillServer | None) -> None:
         self._state = state
@@ -47,7 +48,6 @@ class Evacuation:
         await self._mover.move_all(state.worker, died=False, reason=reason, keep=held)
 
     async def wait(self, deadline: float) -> None:
-        """Wait until nothing runs, but not longer than to the deadline, in the event loop's time."""
         loop = asyncio.get_running_loop()
         while len(self._state.runs) and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
@@ -75,7 +75,6 @@ class Drainer:
         *,
         stop_taking: Callable[[], Awaitable[None]],
     ) -> None:
-        """`stop_taking` withdraws every open pull."""
         self._records = deps.messaging.bucket(deps.subjects.bucket("state"))
         self._retry_s = deps.timing.retry_s
         self._state = state
@@ -165,7 +164,6 @@ class Withdrawal:
         self._evacuation = evacuation
 
     async def begin(self, reason: Reason) -> None:
-        """Take nothing more, announce it, and move what is stored for this worker and not started."""
         self._state.withdrawn = reason
         await self.announce(draining=True)
         self._state.changed()
@@ -182,7 +180,6 @@ class Withdrawal:
         await self.leave_prefills(max(0.0, deadline - loop.time()))
 
     async def leave_prefills(self, grace_s: float) -> None:
-        """Finish the prompts that are computed for other workers within the grace period, and give the rest back."""
         await self._evacuation.leave_prefills(grace_s)
 
     async def announce(self, **changes: Any) -> None:
@@ -200,13 +197,13 @@ class Withdrawal:
         )
 
     def end(self) -> None:
-        """Take work again. The caller has announced it before; after an error the lease may say otherwise."""
+        """Take work again. The caller has announced it already; after an error the lease may differ."""
         self._state.withdrawn = ""
         self._state.changed()
 
     @property
     def refusal(self) -> str:
-        """Return the reason for which nothing else can be done with this worker now; empty if there is none."""
+        """Return why nothing else can be done with this worker now, or an empty string."""
         worker, why = self._state.worker, self._state.withdrawn
         if self._state.draining:
             return f"worker {worker} is draining"
@@ -219,12 +216,9 @@ class Withdrawal:
 
 
 class RoleChange:
-    """Changes the role of one worker, one change at a time."""
-
     def __init__(
         self, state: WorkerState, withdrawal: Withdrawal, *, set_role: Callable[[str], Awaitable[None]] | None
     ) -> None:
-        """`set_role` has the engine change its role; None: it cannot."""
         self._state = state
         self._withdrawal = withdrawal
         self._set_role = set_role
@@ -275,8 +269,6 @@ QUIET_S = 1.0  # after so long without a run on an adapter no request that was a
 
 
 class AdapterChanges:
-    """Changes the adapters of one worker, one change at a time."""
-
     def __init__(
         self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, runs: RunLifecycle, port: AdapterPort | None
     ) -> None:

@@ -47,8 +47,6 @@ PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping, EncodeMedia
 
 
 class JudgeInbox:
-    """Applies the words of judges and clients to the runs of one worker."""
-
     def __init__(self, state: WorkerState, runs: RunLifecycle, outbox: TokenOutbox) -> None:
         self._state = state
         self._runs = runs
@@ -69,7 +67,6 @@ class JudgeInbox:
                 self._runs.drop(run, how="cancelled")
 
     def on_answers(self, control: Answers) -> None:
-        """Settle runs whose last frame the judge has answered."""
         for answer in control.answers:
             for run in self._state.runs.of(answer.id):
                 if (run.attempt, run.run) != (answer.attempt, answer.run):
@@ -85,21 +82,17 @@ class JudgeInbox:
                 self._runs.drop(run, how="stale")
 
     def on_since(self, control: Since) -> None:
-        """Send again what a judge is missing."""
         for item in control.items:
             for run in self._state.runs.of(item.id):
                 self._outbox.resend(run, item.offsets)
 
 
 class PrefillInbox:
-    """Passes the messages of a hand-over to the side of it that they are for."""
-
     def __init__(self, client: PrefillClient, server: PrefillServer | None) -> None:
         self._client = client
         self._server = server
 
     def check(self, control: PrefillCheck) -> PrefillState:
-        """Answer how a job stands here."""
         return PrefillState(state="unknown") if self._server is None else self._server.check(control.job)
 
     def drop(self, control: PrefillDrop) -> None:
@@ -109,17 +102,13 @@ class PrefillInbox:
                 self._server.drop(job)
 
     def taken(self, control: PrefillTaken) -> Record:
-        """Answer a prefill worker that has taken a job."""
         return self._client.on_taken(control)
 
     def done(self, control: PrefillDone) -> Record:
-        """Answer a prefill worker that has computed a job."""
         return self._client.on_done(control)
 
 
 class WorkerInbox:
-    """Decodes control messages, calls the handler of each kind, and sends the handler's answer."""
-
     def __init__(
         self,
         deps: WorkerDeps,

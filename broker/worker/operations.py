@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 class WorkerOperations:
-    """The operators' commands of one worker. Each returns its answer and raises nothing that is Headrace's own."""
+    """The operators' commands of one worker. Each returns its answer, and raises no HeadraceError."""
 
     def __init__(self, deps: WorkerDeps, state: WorkerState, withdrawal: Withdrawal, engine: EngineOperations | None) -> None:
         """A sleep without a grace period gets that of a drain. Without `engine` every command is refused."""
@@ -147,7 +147,6 @@ class WorkerOperations:
         return Operated(message=f"worker {state.worker} goes on", report=report)
 
     async def _return(self, **changes: Any) -> None:
-        """Announce that the worker serves again, and let it."""
         try:
             await self._withdrawal.announce(draining=False, **changes)
         finally:
@@ -167,9 +166,6 @@ class WorkerOperations:
     async def _set_log_level(self, command: SetLogLevel, engine: EngineOperations) -> Operated:
         engine.set_log_level(command.level)
         return Operated(message=f"worker {self._state.worker} logs from level {command.level} on")
-
-
-# Operator commands to a worker: drain, change of role and adapter changes in the background, inspection at once.
 
 
 class OperatorCommands:
@@ -212,7 +208,6 @@ class OperatorCommands:
         reply(self._messaging, reply_to, Done(ok=not refusal, message=refusal or f"worker {worker} serves as {role}"))
 
     def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
-        """Begin to load or unload an adapter."""
         if self._tasks.is_open:
             self._tasks.spawn_guarded(
                 self._change_adapter(command, reply_to), lambda error: self._not_changed(command, error, reply_to)
@@ -260,8 +255,6 @@ class AdminInbox:
 
 
 class Inspector:
-    """Answers operators' and tests' questions about one worker."""
-
     def __init__(self, state: WorkerState, lease: LeaseKeeper, kv: KvPort | None, prefill: PrefillServer | None) -> None:
         self._state = state
         self._lease = lease
@@ -269,7 +262,6 @@ class Inspector:
         self._prefill = prefill
 
     def inspect(self) -> Inspection:
-        """List the runs and count runs and prefill jobs by state."""
         state = self._state
         states = self._prefill.states() if self._prefill is not None else {}
         for run in state.runs:

@@ -1,4 +1,4 @@
-"""A worker's send path for tokens: log, batch per engine step, resend on request. Nothing is sent without the lease."""
+"""A worker's send path: tokens, job events and load reports. Tokens are sent only under the lease."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-# Encodes token frames: one message per engine step and ingress, split only when it would be too large.
-
 
 class FrameSender:
     """Encodes and sends rows. The caller has checked that they may be sent."""
@@ -35,7 +33,6 @@ class FrameSender:
         self._subject_of = lru_cache(maxsize=1024)(subjects.out)
 
     def send(self, judge: str, rows: list[Row]) -> None:
-        """Send rows to one ingress, in order."""
         data = encode(Frame(worker=self._worker, rows=rows))
         if len(data) > self._max_bytes:
             self._send_split(judge, rows)
@@ -91,8 +88,6 @@ _RUNNING = RunState.RUNNING  # an enum's member costs a look-up of its own, here
 
 
 class _Batch:
-    """The rows of one step for one ingress, and the run of each."""
-
     __slots__ = ("rows", "runs")
 
     def __init__(self) -> None:
@@ -147,7 +142,6 @@ class TokenOutbox:
         log.texts.append(text)
 
     def flush(self) -> None:
-        """Send one frame per ingress for everything appended since the last flush."""
         if not self._pending:
             return
         if not self._lease.held:
@@ -198,7 +192,6 @@ class TokenOutbox:
             run.lapse()  # the row is sent once the judge has called this run current
 
     def resend(self, run: Run, offsets: list[int]) -> None:
-        """Send everything after `offsets` again."""
         if run.state in (RunState.RUNNING, RunState.ENDED) and self._lease.held:
             self.flush()  # what is pending has been logged too and would arrive twice
             rows = run.rows_since(offsets)
@@ -214,7 +207,6 @@ class TokenOutbox:
         return True
 
     def continue_run(self, run: Run) -> None:
-        """Continue a lapsed run that its judge calls current: send what was held back, then unpark it."""
         run.confirm()
         self.resend(run, [log.sent for log in run.choices])
         if run.complete:
@@ -222,8 +214,6 @@ class TokenOutbox:
         else:
             self._executor.unpark(run)
 
-
-# Chooses the data-parallel rank of a run, and reads and counts the runs of a worker by rank.
 
 log = structlog.get_logger()
 
@@ -247,7 +237,7 @@ def choose_rank(headers: Mapping[str, str] | None, runs: Iterable[Run], *, ranks
 
 
 def loads_by_rank(runs: Iterable[Run], yielding: Iterable[Run], *, ranks: int, block_size: int) -> list[RankLoad]:
-    """Return what the runs of a worker say of the load of its ranks; empty if it has only one.
+    """Return the load of a worker's ranks by its runs; empty if it has only one.
 
     `yielding` are the batch runs that would make way for interactive work.
     """
@@ -266,8 +256,6 @@ def loads_by_rank(runs: Iterable[Run], yielding: Iterable[Run], *, ranks: int, b
         for rank in range(ranks)
     ]
 
-
-# Sends the reports of a worker to routers and judges: job events as they happen, and its load.
 
 EVENTS_GATHER_S = 0.005
 
@@ -319,7 +307,6 @@ class LoadReporter:
     def __init__(
         self, deps: WorkerDeps, state: WorkerState, executor: Executor, yielding: Callable[[], Yielding] = Yielding
     ) -> None:
-        """`executor` fills in the engine's part of a report; `yielding` describes the runs that would make way for others."""
         self._messaging = deps.messaging
         self._subject = deps.subjects.load(state.pool, state.worker)
         self._period_s = deps.timing.load_period_s
@@ -335,7 +322,6 @@ class LoadReporter:
         self._change.set()
 
     async def run(self) -> None:
-        """Report until cancelled."""
         n = 0
         while True:
             n += 1

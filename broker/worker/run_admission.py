@@ -33,8 +33,6 @@ RETURNED_AT_ONCE = 8  # requests that a worker which serves none takes at once, 
 
 
 class RunAdmission:
-    """Brings a new run to its start, or ends it before."""
-
     def __init__(
         self,
         deps: WorkerDeps,
@@ -115,7 +113,6 @@ class RunAdmission:
             self._runs.start(run, payload)
 
     async def _has_adapter(self, run: Run) -> bool:
-        """Check that the run's adapter is still here. If not, the run is moved to a worker that has it, or fails."""
         adapter = run.envelope.adapter
         if self._state.usable(adapter) or run.state is not RunState.CLAIMING:
             return True
@@ -187,8 +184,6 @@ class RunAdmission:
 
 
 class WorkIntake:
-    """Pulls the worker's own consumer of WORK, as far as there are free slots."""
-
     def __init__(
         self,
         deps: WorkerDeps,
@@ -213,11 +208,9 @@ class WorkIntake:
         self._pull = deps.messaging.pull(work.stream, work.name, on_work, on_missing=consumers.ensure)
 
     async def run(self) -> None:
-        """Pull until cancelled or stopped."""
         await self._pull.run()
 
     async def stop(self) -> None:
-        """Withdraw the open pull requests, for good."""
         await self._pull.stop()
 
     def balance(self) -> None:
@@ -265,7 +258,6 @@ class WorkIntake:
             state.changed()
 
     def _read(self, delivery: Delivery) -> Run | None:
-        """Make a run of a stored message. An undecodable one becomes a dead letter."""
         try:
             envelope = decode_request(delivery.data)
             attempt, history = parse_job_headers(delivery.headers)

@@ -1,4 +1,4 @@
-"""A worker's questions to judges: claims, checks and refusals, each asked until it is answered or the judge is gone."""
+"""Runs of a worker: questions to their judges, life cycle, preemption, and moves off the worker of a suspect."""
 
 from __future__ import annotations
 
@@ -142,7 +142,6 @@ class RunLifecycle:
         events: EventSender,
         tasks: TaskScope,
     ) -> None:
-        """Moves that are not awaited run in `tasks`."""
         self._settings = deps.settings
         self._state = state
         self._executor = executor
@@ -158,7 +157,6 @@ class RunLifecycle:
         self.fail = outbox.fail
 
     def start(self, run: Run, payload: bytes) -> None:
-        """Give a run with open logs to the engine."""
         run.start()
         if run.envelope.adapter:
             self._state.adapters_used.used(run.envelope.adapter)
@@ -270,8 +268,6 @@ class RunLifecycle:
             self._state.changed()
 
 
-# Preempts batch runs of one worker: hands them back with their tokens when interactive work needs their slots or blocks.
-#
 # The message of a preempted run is moved, as in a drain, to class `rb`: the next attempt resumes from the run's tokens.
 
 REASON = "preempted"
@@ -280,8 +276,6 @@ SPARE_PART = 64  # of the KV blocks, one in so many stays free for answers of in
 
 
 class Preemption:
-    """Decides when batch runs of one worker make way, and hands them back."""
-
     def __init__(self, deps: WorkerDeps, state: WorkerState, executor: Executor, runs: RunLifecycle) -> None:
         self._most_moves = deps.settings.max_preemptions
         self._state = state
@@ -290,13 +284,11 @@ class Preemption:
 
     @property
     def slots(self) -> int:
-        """Slots that interactive work can have although batch runs hold them."""
         if not self._state.runs.batch:
             return 0
         return sum(run.envelope.choices for run in self._candidates())
 
     def yielding(self) -> Yielding:
-        """Describe the runs that would make way, for the load report."""
         found = [run for run in self._candidates() if self._executor.resumable(run)]
         size = self._state.member.block_size
         slots, blocks = sum(run.envelope.choices for run in found), sum(blocks_of(run, size) for run in found)
@@ -421,7 +413,6 @@ class IsolationMover:
         await asyncio.gather(*(self._runs.move(run, suspect=None, reason=ISOLATION_REASON) for run in neighbours))
 
     def _movable(self, run: Run) -> bool:
-        """Return True if another worker could continue this run."""
         able = self._members.having(self._state.pool, run.envelope.adapter)
         there = any(member.worker != self._state.worker for member in able)
         return there and (run.state is RunState.WAITING or (run.state is RunState.RUNNING and self._executor.resumable(run)))

@@ -75,7 +75,6 @@ class SelfPlacer:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Pull and place until cancelled."""
         async with self._tasks:
             for request_class in REQUEST_CLASSES:
                 consumer = request_consumer(self._subjects, self._state.pool, request_class)
@@ -117,7 +116,6 @@ class SelfPlacer:
                 pull.add_credit(wanted - pull.credit)
 
     def _room(self, request_class: RequestClass) -> int:
-        """Count the requests of this class that fit. Batch runs make way for interactive work, but not for each other."""
         return self._state.room + (0 if request_class in BATCH_CLASSES else self._preemption.slots)
 
     def _may_place(self) -> bool:
@@ -221,5 +219,4 @@ class SelfPlacer:
 
 
 def _fits(member: WorkerMember, envelope: Envelope) -> bool:
-    """Return whether prompt and answer of a request fit into a worker's context: those of two fleets may differ."""
     return not member.max_model_len or envelope.tokens + max(envelope.max_tokens, 1) <= member.max_model_len

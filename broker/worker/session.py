@@ -39,11 +39,12 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Message
 from headrace.jetstream.tasks import TaskScope
 
-# Lapse of the lease: a run of that time sends nothing until its judge has said that it is still current.
-
 
 class Lapses:
-    """Marks runs when the lease is lost, and asks about them once it is back, one question per judge."""
+    """Handles lease expiry: marks runs when the lease is lost, and asks their judges once it is back, one question per judge.
+
+    A run of that time sends nothing until its judge has confirmed that it is current.
+    """
 
     def __init__(
         self,
@@ -54,7 +55,6 @@ class Lapses:
         runs: RunLifecycle,
         tasks: TaskScope,
     ) -> None:
-        """Questions are asked in `tasks`."""
         self._state = state
         self._judges = judges
         self._lease = lease
@@ -97,14 +97,10 @@ class Lapses:
                 self._runs.drop(run, how=verdict)
 
 
-# Drops the runs of judges that are gone, because no client waits for their tokens.
-
-
 class GoneJudges:
     """Looks for absent judges every `silence_s`, and drops their runs after a fresh read of their lease."""
 
     def __init__(self, deps: WorkerDeps, state: WorkerState, members: Members, runs: RunLifecycle, tasks: TaskScope) -> None:
-        """Leases are read in `tasks`."""
         self._every_s = deps.timing.silence_s
         self._state = state
         self._members = members
@@ -113,7 +109,7 @@ class GoneJudges:
         self._looked_s = 0.0
 
     def tick(self, now_s: float) -> None:
-        """Look for judges without a lease, if it is time. To be called at every tick."""
+        """Look for judges without a lease, if it is time. Called at every tick."""
         if now_s < self._looked_s + self._every_s:
             return
         self._looked_s = now_s
@@ -127,16 +123,11 @@ class GoneJudges:
                 self._runs.drop(run, how="judge_gone")
 
 
-# The trial of suspects on one worker: what is in their way is moved, and those that have gone on are cleared.
-
 log = structlog.get_logger()
 
 
 class Trial:
-    """Watches the suspects of one worker, and lifts the limit of those that their judges have cleared."""
-
     def __init__(self, state: WorkerState, judges: JudgeClient, isolation: IsolationMover, tasks: TaskScope) -> None:
-        """Judges are asked in `tasks`."""
         self._state = state
         self._judges = judges
         self._isolation = isolation
@@ -144,7 +135,7 @@ class Trial:
         self._asking: set[Run] = set()
 
     def tick(self, now_s: float) -> None:
-        """Look at the suspects. To be called at every tick while the worker takes work under its lease."""
+        """Look at the suspects. Called at every tick while the worker takes work under its lease."""
         self._isolation.tick()
         for run in self._state.runs.suspects:
             if run.state is not RunState.RUNNING or not run.made:
@@ -169,14 +160,10 @@ class Trial:
         self._state.changed()
 
 
-# The periodic work of one worker session: extends claims, repeats last frames, ends runs that are too late.
-
 TICK_S = 0.1
 
 
 class WorkerTimers:
-    """The clock of one worker session. Run `extend_claims` and `tick`."""
-
     def __init__(
         self,
         deps: WorkerDeps,
@@ -218,7 +205,6 @@ class WorkerTimers:
             self._look_at_runs(now)
 
     def _look_at_runs(self, now_s: float) -> None:
-        """Repeat unanswered last frames, and fail running runs whose deadline has passed."""
         wall = self._wall()
         for run in self._state.runs:
             if run.state is RunState.ENDED:
@@ -228,12 +214,7 @@ class WorkerTimers:
                 self._outbox.fail(run, JobFault("deadline_exceeded", message))
 
 
-# Chooses the worker that acts as the janitor of a pool without a router, without any message between the workers.
-
-
 class JanitorElection:
-    """The election as one worker sees it."""
-
     def __init__(self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, members: Members) -> None:
         self._lease_ttl_s = deps.timing.lease_ttl_s
         self._wall = deps.wall
@@ -260,7 +241,6 @@ class WorkerSession:
     """
 
     def __init__(self, deps: WorkerDeps, member: WorkerMember, engine: EnginePorts) -> None:
-        """`member` is the record that is announced with the lease."""
         self._deps, self._kv, executor = deps, engine.kv, engine.executor
         tasks = self._tasks = TaskScope()
         state = self.state = WorkerState(member, slots=deps.settings.slots, tombstone_s=deps.timing.tombstone_s)
@@ -388,14 +368,12 @@ class WorkerSession:
                 await self._consumers.forget()
 
     async def wait_registered(self, timeout_s: float) -> None:
-        """Return once the lease is held. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not self._lease.held:
                 await asyncio.sleep(0.01)
 
     @property
     def registered(self) -> bool:
-        """The lease is held."""
         return self._lease.held
 
     async def drain(self, grace_s: float) -> None:
@@ -407,7 +385,6 @@ class WorkerSession:
         await self._drainer.engine_died(why, named)
 
     async def stop_taking(self) -> None:
-        """Withdraw every open pull."""
         self.state.changed()
         await self._intake.stop()
         await self.self_placer.stop()

@@ -82,7 +82,6 @@ class WorkerState:
         self._load_callbacks: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after every change of what the worker may take. It must be cheap: runs come and go often."""
         self._callbacks.append(callback)
 
     def on_load_change(self, callback: Callable[[], None]) -> None:
@@ -90,17 +89,16 @@ class WorkerState:
         self._load_callbacks.append(callback)
 
     def changed(self) -> None:
-        """Say that a slot, a permission or the lease has changed."""
+        """Report that a slot, a permission or the lease has changed."""
         for callback in self._callbacks:
             callback()
 
     def load_changed(self) -> None:
-        """Say that the engine's load has changed."""
+        """Report that the engine's load has changed."""
         for callback in self._load_callbacks:
             callback()
 
     def update_member(self, **changes: Any) -> None:
-        """Change fields of the member record. The caller announces it."""
         self.member = msgspec.structs.replace(self.member, **changes)
 
     @property
@@ -121,11 +119,9 @@ class WorkerState:
 
     @property
     def room(self) -> int:
-        """Free slots that no request on its way to this worker needs either; none on trial."""
         return 0 if self.runs.on_trial else self.free_slots - len(self._placed)
 
     def usable(self, adapter: str) -> bool:
-        """Return True if the engine has this adapter, or none is needed."""
         return not adapter or adapter in self.member.adapters or adapter in self.unloading
 
     # Requests that the worker places on itself, on their way from REQ to its own consumer.
@@ -143,9 +139,6 @@ class WorkerState:
         for key, since_s in list(self._placed.items()):
             if now_s - since_s > PLACED_FORGOTTEN_S:
                 del self._placed[key]
-
-
-# Ports between a worker session, which knows the job protocol, and the runtime, which knows the engine.
 
 
 class Executor(Protocol):
@@ -295,8 +288,6 @@ class EnginePorts:
 
 
 class HandoverSession(Protocol):
-    """A worker session as hand-overs use it."""
-
     @property
     def state(self) -> WorkerState:
         """The worker's state; read only."""
@@ -318,9 +309,6 @@ class HandoverSession(Protocol):
         """The prefill worker's side; None for an engine that computes no prompts for other workers."""
 
 
-# The durable consumers that one worker reads, made at its start and whenever one is missing.
-
-
 class WorkerConsumers:
     """The pool's consumers of REQ, the worker's own of WORK and, for a prefill worker, of PREFILL."""
 
@@ -332,29 +320,21 @@ class WorkerConsumers:
         self.work = work_consumer(deps.subjects, state.pool, state.worker, deps.secret)
 
     async def ensure(self) -> None:
-        """Make the consumers, or update them. Raises JetStreamError."""
         for consumer in (*self._requests, self.work):
             await self._messaging.ensure_consumer(consumer)
         if self._prefill is not None and not self._state.member.serves:
             await self._prefill.ensure_consumers()
 
     async def forget(self) -> None:
-        """Delete the worker's own consumers, which it reads no more. Raises JetStreamError."""
         await self._messaging.delete_consumer(self.work.stream, self.work.name)
         if self._prefill is not None:
             await self._prefill.forget_consumer()
 
 
-# Answers a control message, if its sender waits for an answer.
-
-
 def reply(messaging: Messaging, subject: str, answer: Record) -> None:
-    """Send `answer` to a reply subject. An empty subject means that no answer is expected."""
     if subject:
         messaging.send(subject, encode(answer))
 
-
-# Writes operators' commands to a worker into the audit log. NATS does not say who has sent them.
 
 log = structlog.get_logger()
 
@@ -362,7 +342,7 @@ _SHOWN = ("role", "name", "level", "action", "grace_s")  # not the source of an 
 
 
 def note_command(state: WorkerState, command: Record) -> None:
-    """Log a command that changes the worker, before it is carried out."""
+    """Log an operator's command before it is carried out, for the audit log. NATS does not name the sender."""
     fields = {key: value for key in _SHOWN if (value := getattr(command, key, None)) is not None}
     log.warning(
         "audit.worker_command",
