@@ -129,7 +129,6 @@ def unpack_u32(data: bytes) -> list[int]:
 
 
 def pack_u64(values: Sequence[int]) -> bytes:
-    """Convert block chain values to little-endian u64."""
     packed = array("Q", values)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -208,7 +208,6 @@ class JobCancelled(JobError):
 
 
 def never_started(waited_s: float) -> str:
-    """Return the text for a request that no worker began."""
     return f"the deadline passed: the request waited {waited_s:.1f} s in the queue and never started"
 
 

@@ -213,7 +213,6 @@ def parts_of(texts: Sequence[Text]) -> list[Part]:
 
 
 def plain(texts: Sequence[Text]) -> str:
-    """Return the text of an answer without parts; of one with parts, the text of all of them."""
     try:
         return "".join(cast("Sequence[str]", texts))
     except TypeError:

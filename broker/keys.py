@@ -53,7 +53,6 @@ def new_key_text(key_id: str) -> str:
 
 
 def digest_of(text: bytes) -> bytes:
-    """Return the hash under which a key is stored and looked up."""
     return hashlib.sha256(text).digest()
 
 
@@ -142,7 +141,6 @@ class KeyRecord(Record, frozen=True, kw_only=True):
     created_by: str = ""
 
     def state(self, now: float) -> Literal["active", "expired", "revoked"]:
-        """Return whether the key is good at Unix time `now`."""
         if self.revoked:
             return "revoked"
         return "expired" if self.expires and now >= self.expires else "active"
@@ -209,7 +207,6 @@ class KeyStore:
         return await self._change(key_id, change), text
 
     def watch(self, on_change: Callable[[Change], None]) -> Watch:
-        """Return a watch of all keys, which reports `Change`s whose values `read_key` reads."""
         return self._bucket.watch(on_change)
 
     async def _change(self, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
@@ -273,8 +270,6 @@ _TIMEOUT_S = 2.0
 
 
 class OpenCounts(Record, frozen=True, kw_only=True):
-    """Counts of the requests that a frontend is answering, by owner."""
-
     ingress: str
     open: dict[str, int]
 

@@ -110,7 +110,6 @@ class PrefillClient:
         return len(self._asked)
 
     def peers(self, handover: str, adapter: str | None = None) -> list[WorkerMember]:
-        """List the prefill workers that are ready, have the adapter, and whose engines hand over in the way `handover`."""
         return self._members.prefill_workers(self._pool, handover, adapter)
 
     async def publish(self, job: PrefillJob, *, directed: str = "") -> None:

@@ -52,7 +52,6 @@ class TokenBudget:
         return len(self._jobs)
 
     def reserve(self, job: str, tokens: int) -> None:
-        """Count a job that was taken, with the tokens that it will take to compute."""
         self.release(job)
         tokens = max(tokens, 1)
         self._jobs[job] = tokens
@@ -64,7 +63,6 @@ class TokenBudget:
 
     @property
     def credit(self) -> int:
-        """The number of further jobs to ask for."""
         left = self.limit - self.used
         if left <= 0:
             return 0
@@ -130,7 +128,6 @@ class HeldPrefill:
         self.computed.set()
 
     def refuse(self, answer: PrefillDone) -> None:
-        """Give up, with a fault to be sent to the decode worker."""
         self.state = follow(TRANSITIONS, self.state, HeldState.TELLING)
         self.answer = answer
         self.computed.set()
@@ -187,8 +184,6 @@ class PrefillExecutor(Protocol):
 
 
 class PrefillServer:
-    """The jobs of a prefill worker, from the queue to the drop."""
-
     def __init__(
         self,
         deps: WorkerDeps,
@@ -235,7 +230,6 @@ class PrefillServer:
             self._tasks.spawn(self._tend())
 
     def balance(self) -> None:
-        """Ask for as much as the budget allows. To be called whenever the budget, the lease or the role changes."""
         wanted = self._budget.credit if self._may_take() else 0
         for pull in self._pulls:
             if pull.credit < wanted or (pull.credit and not wanted):
@@ -424,7 +418,6 @@ class PrefillServer:
         return False
 
     def finished(self, done: PrefillDone) -> None:
-        """Take the engine's answer on a job. Fine when unknown or no longer running."""
         held = self._held.get(done.job)
         if held is None or held.state is not HeldState.RUNNING:
             return
@@ -434,7 +427,6 @@ class PrefillServer:
         self.balance()
 
     def _refuse(self, held: HeldPrefill, why: str) -> None:
-        """Answer that this worker will not compute the job, and release what its engine has of it."""
         self._executor.stop(held.job.job)
         metrics.PREFILL_JOBS.labels("refused").inc()
         fault = JobFault("prefill_refused", why, retriable=True)

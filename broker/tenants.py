@@ -67,8 +67,6 @@ class Place:
 
 
 class TenantInventory:
-    """All that is stored of one tenant, by kind."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, tenant: str) -> None:
         self.messaging = messaging
         self.subjects = subjects

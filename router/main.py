@@ -134,7 +134,6 @@ class RouterProcess:
         return Standing(ready=not why, healthy=not why or self.draining, why=why, facts={"router": self.id, "pools": pools})
 
     async def drain(self, grace_s: float) -> None:
-        """Drain all sessions, each within `grace_s`, then end `run`."""
         self.draining = True
         await asyncio.gather(*(kept.drain(grace_s) for kept in self.pools.values()))
         self._done.set()

@@ -80,7 +80,6 @@ class PoolSession:
 
     @property
     def failing(self) -> bool:
-        """The last session has failed, and the one after it does not place yet."""
         return bool(self._failure) and not self.ready
 
     @property

@@ -51,7 +51,6 @@ class PrefixCache:
         return len(chain)
 
     def touch(self, chain: Sequence[int]) -> None:
-        """Make these the most recent blocks: store the missing ones, and evict those beyond the capacity."""
         held, stored, removed = self._blocks, self._stored, self._removed
         for block in reversed(chain):
             if block in held:
@@ -70,7 +69,6 @@ class PrefixCache:
                 removed[block] = None
 
     def changes(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the net changes (stored, removed) since the last call."""
         if not self._stored and not self._removed:
             return (), ()
         changed = list(self._stored), list(self._removed)
@@ -421,7 +419,6 @@ async def _block_size(store: SnapshotStore) -> int:
 
 
 async def _latest(store: SnapshotStore, until: int, before_s: float, first_seq: int) -> int:
-    """Return the sequence up to which a snapshot is of use."""
     if not before_s:
         return until
     try:

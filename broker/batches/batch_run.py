@@ -414,7 +414,6 @@ class BatchRun:
         await poller.see(ended)
 
     async def _finish(self, stored: StoredBatch) -> None:
-        """Write the files from the results of all lines, and name them in the last compare-and-set."""
         record = stored.record
         poller = self._poller = self._poller or self._new_poller(record)
         progress = poller.progress

@@ -269,13 +269,11 @@ def closed_line(batch_id: str, number: int, custom_id: str, end: Closing, now: f
 
 
 def large_line(batch_id: str, number: int, custom_id: str, now: float) -> JobResult:
-    """Return the result of a line that no message of this server can carry."""
     error = ResultError(code="line_too_long", message="The line is longer than a message of this server can carry.")
     return JobResult(id=line_name(batch_id, number), status="failed", custom_id=custom_id, error=error, finished=now)
 
 
 def lost_line(name: str, result: JobResult) -> bytes:
-    """Return the line of a result whose response was kept as an object and cannot be read any more."""
     error = ResultError(code="result_lost", message="The response was stored, and cannot be read any more.")
     return output_line(name, msgspec.structs.replace(result, error=error), None)
 
@@ -299,8 +297,6 @@ _OPEN, _DONE, _FAILED = 0, 1, 2
 
 
 class LineProgress:
-    """The lines of one batch, a byte each."""
-
     def __init__(self, total: int) -> None:
         self._state = bytearray(total)
         self._done = self._failed = 0

@@ -54,7 +54,6 @@ class KeptLines:
             offset += len(line)
 
     async def read(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return those of these lines that are kept, by number."""
         places = {number: (self._offset[number - 1], length) for number in numbers if (length := self._length[number - 1])}
         if not places or self._file.closed:
             return {}
@@ -91,7 +90,6 @@ class SeenResults:
         self._waiting.setdefault((tenant, batch_id), {})
 
     def forget(self, tenant: str, batch_id: str) -> None:
-        """Keep no more results of this batch. One that was not expected is fine."""
         self.take(tenant, batch_id)
         self._waiting.pop((tenant, batch_id), None)
 
@@ -228,8 +226,6 @@ POLLED_PAGE = 250  # results that are read at once
 
 
 class ResultPoller:
-    """The results of one batch as far as this process has seen them."""
-
     def __init__(
         self, results: LineResults, record: BatchRecord, scratch: ScratchSpace | None, seen: SeenResults | None = None
     ) -> None:

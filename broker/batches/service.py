@@ -68,7 +68,6 @@ class Batches:
         self._wall = wall
 
     def disown(self) -> None:
-        """Create batches without an owner from now on: this process takes none."""
         self._me = NOBODY
 
     async def create(self, tenant: str, new: NewBatch) -> BatchRecord:
@@ -146,7 +145,6 @@ class BatchOwner:
         self._taking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Carry batches on until cancelled."""
         async with self._tasks:
             self._tasks.spawn(self._view.run())
             self._taking = self._tasks.spawn(self._rounds())

@@ -87,7 +87,6 @@ class BatchView:
         await self._watch.run()
 
     def closing(self, batch_id: str) -> Closing | None:
-        """Return how lines of this batch end that have no result yet; None while they may run."""
         record = self._records.get(batch_id)
         return closing(record.status) if record is not None else None
 

@@ -69,7 +69,6 @@ class LinePlan:
         return self._offset[number - 1], self._length[number - 1]
 
     def ranges(self, numbers: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield offset and length of the parts of the file that have these lines, and the lines of each part."""
         start = stop = 0
         inside: list[int] = []
         for number in sorted(numbers):
@@ -144,7 +143,6 @@ class InputValidator:
 
     @property
     def full(self) -> bool:
-        """True once so many errors are known that the rest need not be read."""
         return self._ended or len(self._errors) >= MAX_ERRORS
 
     def feed(self, data: bytes) -> None:

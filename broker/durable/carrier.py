@@ -155,8 +155,6 @@ def verdict(job: StoredJob, *, known: bool, now: float, margin_s: float, unknown
 
 
 class JobSweeper:
-    """Sweeps the stream of jobs while this ingress holds its lease."""
-
     def __init__(self, deps: CarrierDeps, carried: Callable[[str], bool]) -> None:
         """`carried(slug)`: there are workers for the jobs of this model, so that carriers reach all of them."""
         self._deps = deps
@@ -188,7 +186,6 @@ class JobSweeper:
         self._cursors = {subject: seq for subject, seq in self._cursors.items() if subject in counts}
 
     async def _sweep_subject(self, subject: str) -> None:
-        """Read some pages from where the last sweep stopped, and begin anew after the last one."""
         for _ in range(PAGES):
             seq = self._cursors.get(subject, 1)
             page = await self._deps.messaging.subject_messages(self._stream, subject, limit=PAGE, start_seq=seq)
@@ -256,7 +253,6 @@ class Carrier:
         settings: CarrierSettings | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`batches` is None where no batch is run; `wall` gives Unix time."""
         settings = settings or CarrierSettings()
         results = ResultStore(messaging, subjects, largest=settings.response_bytes)
         deps = CarrierDeps(
@@ -304,7 +300,6 @@ class Carrier:
                 self._intake.stop()
 
     def carries(self, job: str, nonce: str) -> bool:
-        """Return whether a job, by its id, is carried here for a carrier that asks with its own delivery `nonce`."""
         return self._deps.ingress.lease_held and any(has_precedence(held, nonce) for held in self._held.of(job))
 
     @property

@@ -35,8 +35,6 @@ RANKS = {"hi": 0, "std": 1, "batch": 2}
 
 
 class WaitingJobs:
-    """The held jobs that have not started, in a queue for each class and tenant."""
-
     def __init__(self) -> None:
         self._by_seq: dict[int, HeldJob] = {}
         self._queues: dict[tuple[int, str], list[tuple[float, int, int, HeldJob]]] = {}  # with jobs that were removed, too
@@ -94,7 +92,6 @@ class MalformedJobs:
         self._ending: set[int] = set()  # stored sequences
 
     def end(self, delivery: Delivery, why: str) -> None:
-        """End a message that cannot be read as a job. `why` names the fault."""
         seq = delivery.stream_seq
         if seq not in self._ending:
             self._ending.add(seq)
@@ -149,8 +146,6 @@ def slug_of_pool(pool: str) -> str:
 
 
 class JobIntake:
-    """The pull loops of one carrier. `on_delivery(slug, delivery)` gets the jobs."""
-
     def __init__(
         self, deps: CarrierDeps, held: HeldJobs, tasks: TaskScope, on_delivery: Callable[[str, Delivery], None]
     ) -> None:
@@ -301,7 +296,6 @@ class JobAdmission:
         return "ended" if await self._ender.end(held, status, fault=fault) else "left"
 
     def _over(self, held: HeldJob) -> JobStatus | None:
-        """Return how a job has to end before it was run."""
         if held.ordered_end is not None:
             return held.ordered_end
         if self._deps.wall() >= held.job.deadline:

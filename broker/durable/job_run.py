@@ -126,7 +126,6 @@ class TryLater(Exception):
 
 class JobRunner:
     def __init__(self, deps: CarrierDeps, ender: JobEnder, on_refused: Callable[[], None]) -> None:
-        """`on_refused` is called when the queue or the broker refuses a submission, so that no more jobs are taken."""
         self._deps = deps
         self._ender = ender
         self._on_refused = on_refused

@@ -39,7 +39,6 @@ class QuotaLimits:
 
     @property
     def reads(self) -> bool:
-        """True if the jobs themselves have to be read, and not only counted."""
         return bool(self.bytes or self.tokens)
 
 

@@ -247,8 +247,6 @@ class RenderedJob(Protocol):
 
 
 class CarriedBatches(Protocol):
-    """Knows the batches whose lines a carrier runs."""
-
     def closing(self, batch_id: str) -> Literal["cancelled", "expired"] | None:
         """Return how the lines of a batch end that have no result yet; None while it goes on, as far as is known."""
 

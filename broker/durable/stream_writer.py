@@ -108,7 +108,6 @@ class JobState:
         return [self.finished.get(choice) for choice in range(choices)]
 
     def unbegun(self) -> list[Take]:
-        """Return the takes whose carriers did not get as far as `ok`."""
         return [take for take in self.takes if take.nonce not in self.begun]
 
 

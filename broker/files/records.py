@@ -164,7 +164,6 @@ def check_life(anchor: str | None, seconds: int | None) -> int | None:
 
 
 def life_of(purpose: str, asked_s: int | None) -> int | None:
-    """Return for how long a file is kept; None = until it is deleted."""
     return asked_s if asked_s is not None else EXPIRING.get(purpose)
 
 
@@ -190,7 +189,6 @@ class FileLimits:
         return self.batch_bytes if purpose == "batch" else self.file_bytes
 
     def check_size(self, size: int, purpose: str | None) -> None:
-        """Raise FileTooLarge if a file of a purpose must not have so many bytes."""
         most = self.of_purpose(purpose)
         if most is not None and size > most:
             kind = f" with purpose {purpose}" if purpose else ""
@@ -204,7 +202,6 @@ class FileUsage:
 
 
 def usage_of(files: Iterable[FileRecord], uploads: Iterable[UploadRecord], now: float) -> FileUsage:
-    """Add up files, also those that are being uploaded, and what open uploads will have."""
     sizes = [record.bytes for record in files if record.expires is None or record.expires > now]
     sizes += [upload.bytes for upload in uploads if upload.status_at(now) == "pending"]
     return FileUsage(len(sizes), sum(sizes))

@@ -169,8 +169,6 @@ class FileStore:
 
 
 class FileWriter:
-    """A file that is being written."""
-
     def __init__(
         self, store: FileStore, draft: FileDraft, records: Bucket, objects: ObjectBucket, now: Callable[[], float]
     ) -> None:
@@ -282,8 +280,6 @@ ORPHAN_S = 2 * LONGEST_WRITE_S
 
 
 class FileSweeper:
-    """Sweeps the store of files from time to time."""
-
     def __init__(self, messaging: Messaging, subjects: Subjects, *, now: Callable[[], float] = time.time) -> None:
         self._records: Bucket = messaging.bucket(subjects.bucket("files"))
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("files"))

@@ -65,7 +65,6 @@ class JudgeOutbox:
         self._sinces: dict[str, dict[str, SinceItem]] = {}
 
     def abort(self, worker: str, ref: RunRef) -> None:
-        """Collect the order to stop a run, once per run."""
         metrics.FENCED.inc()
         refs = self._aborts.setdefault(worker, [])
         if ref not in refs:
@@ -88,7 +87,6 @@ class JudgeOutbox:
             self._messaging.send(subject, encode(reply))
 
     def flush(self) -> None:
-        """Send the collected messages: one per worker and kind."""
         # Each is taken out before it is sent: one that cannot be sent must not come again with every later message.
         while self._answers:
             worker, answers = self._answers.popitem()
@@ -321,7 +319,6 @@ class IngressInbox:
         log.warning("message.forged", kind=kind, worker=sender.worker, pool=sender.pool, reason=why)
 
     def on_control(self, message: Message, sender: WorkerSubject | None = None) -> None:
-        """Answer a claim, suspicion query, check, refusal or cancellation."""
         try:
             control = decode_ingress_control(message.data)
         except WireError as error:

@@ -69,7 +69,6 @@ class IngressTimers:
             metrics.OPEN.set(len(self._judge))
 
     async def on_reconnect(self) -> None:
-        """Ask for the missing tokens of every open request, because frames may have been lost."""
         self._ask_pools(list(self._judge), cause="reconnect")
 
     def _forget_ended(self) -> None:
@@ -227,7 +226,6 @@ class Ingress:
         self._on_lease_changes.append(callback)
 
     def on_carrying(self, carrying: Callable[[str, str], bool]) -> None:
-        """Let `carrying(job, nonce)` answer whether a stored job is carried here."""
         self._inbox.carrying = carrying
 
     @property
@@ -286,7 +284,6 @@ class Ingress:
         return self._members.ingress_live(ingress)
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """Return why a request whose job had `explain` was placed on its worker, within `timeout_s`."""
         return await self._decisions.explain(request_id, timeout_s=timeout_s)
 
     async def submit(self, job: Job, *, resume: Resume | None = None, recorder: CrashRecorder | None = None) -> JobStream:
@@ -373,5 +370,4 @@ class Ingress:
         return await self._canceller.everywhere(name, tenant, timeout_s=timeout_s)
 
     def resubmit(self) -> None:
-        """Submit every open request again, as a new generation, because the broker may have lost the stored one."""
         self._resubmitter.resubmit()

@@ -58,14 +58,12 @@ class StoreShares:
         return len(self._owners)
 
     def keep(self, key: str, tenant: str, size: int) -> None:
-        """Take a value that was stored now, in place of an earlier one with its key."""
         self.drop(key)
         self._owners[key] = tenant
         self._held.setdefault(tenant, {})[key] = size
         self._bytes[tenant] = self._bytes.get(tenant, 0) + size
 
     def drop(self, key: str) -> None:
-        """Forget a value; an unknown one is fine."""
         tenant = self._owners.pop(key, None)
         if tenant is None:
             return
@@ -135,8 +133,6 @@ class Place(NamedTuple):
 
 
 class StoreRoom:
-    """The room of one store, as one ingress sees it."""
-
     def __init__(self, messaging: Messaging, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._messaging = messaging
         self._place = place
@@ -168,7 +164,6 @@ class StoreRoom:
             self._arriving -= size
 
     async def run(self) -> None:
-        """Keep a little room free until cancelled."""
         self._running = True
         while True:
             try:
@@ -305,7 +300,6 @@ MESSAGE_BYTES = 256  # of the stream, beside the value: subject, headers, what t
 
 class RecordIndex:
     def __init__(self, messaging: Messaging, subjects: Subjects, *, ttl_s: float) -> None:
-        """`ttl_s`: the life of a record since it was last written."""
         bucket = subjects.bucket("records")
         self._bucket = messaging.bucket(bucket)
         self._ttl_s = ttl_s

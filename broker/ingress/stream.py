@@ -103,8 +103,6 @@ def fault_error(fault: JobFault) -> JobError:
 
 
 class StreamEvents(Protocol):
-    """Receives the reports of stream readers."""
-
     def on_drained(self, request_id: str) -> None:
         """Continue a stream that was paused: its reader has taken all rows."""
 
@@ -256,7 +254,6 @@ class JobStream:
 
     @property
     def finished(self) -> bool:
-        """True if every choice has ended well and every row was read."""
         return self._ended and self._fault is None and not self._rows
 
     @property

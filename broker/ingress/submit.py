@@ -59,13 +59,11 @@ class BrokerWait:
         return True
 
     def leave(self, outcome: str) -> None:
-        """End holding a request: `back`, or `away` if it was given up."""
         self._held -= 1
         metrics.AWAITING_BROKER.set(self._held)
         metrics.BROKER_AWAITED.labels(outcome).inc()
 
     async def hold(self, longest_s: float) -> None:
-        """Wait at most `longest_s` while the broker is away."""
         longest_s = min(longest_s, self.longest_s)
         if longest_s <= 0 or not self._away():
             return
@@ -114,8 +112,6 @@ class _Wanted(NamedTuple):
 
 
 class WorkerWait:
-    """Holds the requests of one ingress while `run` runs."""
-
     def __init__(self, messaging: Messaging, members: Members, judge: Judge, canceller: Canceller, *, longest_s: float) -> None:
         """`longest_s`: how long a request may be held; it is never held beyond its deadline. 0: none may be."""
         self.longest_s = longest_s
@@ -387,7 +383,6 @@ class Resubmitter:
             self.resubmit()
 
     def resubmit(self) -> None:
-        """Submit every open request again, as a new generation, because the broker may have lost the stored one."""
         if not self._tasks.is_open:
             return
         for record, attempt in self._judge.on_lapse():

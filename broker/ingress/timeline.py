@@ -68,7 +68,6 @@ class StoryBook:
         self._open[job.id] = _Open(job, record, submitted, heard)
 
     def drop(self, request_id: str) -> None:
-        """Forget a request that could not be stored: it was refused, and has no story."""
         if self._open.pop(request_id, None) is not None:
             del self._heard[request_id]
 
@@ -195,7 +194,6 @@ class Journey:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """The reasons why its choices ended, each once; empty for one that ended in an error or was given up."""
         return list(dict.fromkeys(fin.reason for fin in self._record.finished if fin is not None and fin.fault is None))
 
 

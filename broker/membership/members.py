@@ -244,7 +244,6 @@ class Members:
         return [pool for pool, workers in self._workers.items() if workers]
 
     def workers(self, pool: str) -> dict[str, WorkerMember]:
-        """Return the live workers of a pool by id, the draining ones included."""
         return self._workers.get(pool, {})
 
     def ready_workers(self, pool: str) -> list[WorkerMember]:
@@ -258,24 +257,20 @@ class Members:
         return serving
 
     def having(self, pool: str, adapter: str | None) -> Sequence[WorkerMember]:
-        """Return the workers that accept requests for this adapter; None is the model itself."""
         workers = self.serving_workers(pool)
         return [member for member in workers if adapter in member.adapters] if adapter else workers
 
     def sleeping_workers(self, pool: str, adapter: str | None = None) -> list[WorkerMember]:
-        """Return the workers that would accept requests for this adapter, or the model itself, if they were woken."""
         asleep = [member for member in self.workers(pool).values() if member.sleeping and member.serves]
         return [member for member in asleep if adapter in member.adapters] if adapter else asleep
 
     def answerable(self, pool: str, adapter: str | None = None) -> bool:
-        """Return True if a worker accepts such requests, or sleeps and is woken for them by a router."""
         return bool(self.having(pool, adapter) or (self._wakers.get(pool) and self.sleeping_workers(pool, adapter)))
 
     def waking(self, pool: str, adapter: str | None = None) -> bool:
         return any(member.waking for member in self.sleeping_workers(pool, adapter))
 
     def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
-        """Return the prefill workers that have the adapter and transfer KV blocks by the method `handover`."""
         if not handover:
             return []
         able = [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover]

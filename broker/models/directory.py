@@ -190,7 +190,6 @@ class ModelDirectory:
         return sorted(card.model for card, _ in self._known.values())
 
     def ready_names(self) -> list[str]:
-        """Return the names of the models that have a worker which accepts requests, or is woken for them."""
         return sorted(card.model for card, _ in self._known.values() if self._members.answerable(card.pool))
 
     def offered_names(self) -> list[str]:
@@ -209,7 +208,6 @@ class ModelDirectory:
         return self._pools.get(name) or self._adapters.get(name)
 
     def adapters(self) -> list[str]:
-        """Return the adapters that are loaded in at least one worker that accepts requests, or is woken for them."""
         return sorted(name for name, pool in self._adapters.items() if self._members.answerable(pool, name))
 
     def get(self, name: str) -> ServedModel:

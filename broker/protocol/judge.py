@@ -49,8 +49,6 @@ class JudgePort(Protocol):
 
 
 class Judge:
-    """The open requests of an ingress, and the rules by which they are judged."""
-
     def __init__(self, port: JudgePort) -> None:
         self._port = port
         self._open: dict[str, JobRecord] = {}

@@ -188,7 +188,6 @@ class Run:
             log.sent = len(log.ids)
 
     def confirm(self) -> None:
-        """Run on after a lapse: the judge calls this run current."""
         self.state = follow(TRANSITIONS, self.state, RunState.RUNNING)
 
     def end(self, now_s: float) -> None:
@@ -241,7 +240,6 @@ class Run:
 
     @property
     def resumed(self) -> bool:
-        """An earlier attempt has emitted tokens, which this run continues."""
         return any(log.start for log in self.choices)
 
     @property
@@ -257,7 +255,6 @@ class Run:
     def append(
         self, choice: int, ids: list[int], texts: list[Text], logprobs: list[TokenLogprob] | None, fin: Finish | None
     ) -> Row:
-        """Log the output of one engine step for one choice, and return it as a row."""
         log = self.choices[choice]
         offset = len(log.ids)
         log.ids += ids

@@ -39,7 +39,6 @@ class Evacuation:
         self._prefill = prefill
 
     async def move_unstarted(self, reason: str) -> None:
-        """Move what is stored for this worker and not running: it does not wait for the grace period."""
         state = self._state
         for run in state.runs:
             if run.state is RunState.WAITING:
@@ -53,7 +52,6 @@ class Evacuation:
             await asyncio.sleep(POLL_S)
 
     async def leave_prefills(self, grace_s: float) -> None:
-        """Finish the prompts that are computed for other workers within the grace period, and give the rest back."""
         if self._prefill is not None:
             await self._prefill.leave(grace_s)
 
@@ -224,7 +222,6 @@ class RoleChange:
         self._set_role = set_role
 
     async def change(self, role: str, grace_s: float) -> str:
-        """Change to `role`. Returns the reason if it is not changed, or nothing."""
         state = self._state
         member = state.member
         if state.withdrawn == "role":

@@ -237,7 +237,6 @@ class AdminInbox:
         self._tasks = tasks
 
     def on_command(self, message: Message) -> None:
-        """Begin one command. An undecodable one is counted, logged and refused."""
         try:
             command = decode_worker_command(message.data)
         except WireError as error:

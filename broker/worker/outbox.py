@@ -199,7 +199,6 @@ class TokenOutbox:
                 self._frames.send(run.judge, rows)
 
     def repeat_end(self, run: Run, now_s: float, *, every_s: float) -> bool:
-        """Repeat the last frame of an ended run that was not answered in time. True if it was sent."""
         if now_s - run.resent_s < every_s or not self._lease.held:
             return False
         run.resent_s = now_s

@@ -56,7 +56,6 @@ class RunAdmission:
         self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=state.pool, kind="work", wall=deps.wall)
 
     def admit(self, run: Run) -> None:
-        """Start a run of the table now, if there is nothing to ask or to wait for, else in the background."""
         if self._starts_at_once(run):
             run.begin([], [])
             self._runs.start(run, run.envelope.payload)

@@ -81,7 +81,6 @@ class JudgeClient:
         log.info("job.refused", **log_ids(run.envelope), code=fault.code, verdict=reply.verdict if reply else "judge gone")
 
     async def check(self, runs: list[Run]) -> dict[Run, str]:
-        """Ask for the verdict on each run of one judge, after a lapse."""
         check = Check(worker=self._worker, runs=[run.ref for run in runs])
         while True:
             reply = await self._ask(runs, check, CheckReply)
@@ -193,7 +192,6 @@ class RunLifecycle:
             await self._move(run, suspect=suspect, reason=reason, group=group)
 
     def move_soon(self, run: Run, *, reason: str) -> None:
-        """Stop a run here now, and give its message to the next attempt in the background."""
         if not run.stopping and self._tasks.is_open:
             self._stop_to_move(run)
             moving = self._move(run, suspect=None, reason=reason)
@@ -222,7 +220,6 @@ class RunLifecycle:
         self._forget(run, "failed")
 
     def return_unserved(self, delivery: Delivery) -> None:
-        """Move a request that was placed here while this worker still served requests, in the background."""
         self._tasks.spawn_guarded(self._return(delivery), lambda error: self._failures.bury(delivery, error))
 
     async def _return(self, delivery: Delivery) -> None:
@@ -385,7 +382,6 @@ class IsolationMover:
         self._task: asyncio.Task[None] | None = None
 
     def tick(self) -> None:
-        """Begin to wait for co-runners, if suspects have any. To be called at every tick."""
         self._state.runs.alone = not any(
             member.worker != self._state.worker for member in self._members.serving_workers(self._state.pool)
         )

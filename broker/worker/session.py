@@ -64,13 +64,11 @@ class Lapses:
         self._asking: set[Run] = set()
 
     def mark(self) -> None:
-        """Hold back what runs and what has ended: the lease is lost."""
         for run in self._state.runs:
             if run.state in (RunState.RUNNING, RunState.ENDED):
                 run.lapse()
 
     def recheck(self) -> None:
-        """Ask about every lapsed run that is not being asked about. To be called at every tick."""
         if not self._lease.held:
             return
         by_judge: dict[str, list[Run]] = {}
@@ -109,7 +107,6 @@ class GoneJudges:
         self._looked_s = 0.0
 
     def tick(self, now_s: float) -> None:
-        """Look for judges without a lease, if it is time. Called at every tick."""
         if now_s < self._looked_s + self._every_s:
             return
         self._looked_s = now_s
@@ -135,7 +132,6 @@ class Trial:
         self._asking: set[Run] = set()
 
     def tick(self, now_s: float) -> None:
-        """Look at the suspects. Called at every tick while the worker takes work under its lease."""
         self._isolation.tick()
         for run in self._state.runs.suspects:
             if run.state is not RunState.RUNNING or not run.made:
@@ -192,7 +188,6 @@ class WorkerTimers:
                     run.delivery.progress()
 
     async def tick(self) -> None:
-        """Look at everything that has a time limit every `TICK_S`, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
@@ -330,7 +325,6 @@ class WorkerSession:
             self._admin_inbox.on_command(message)
 
     async def run(self) -> None:
-        """Serve until `drain` or `engine_died` is through, or until cancelled."""
         messaging, subjects = self._deps.messaging, self._deps.subjects
         await self._consumers.ensure()
         messaging.on_reconnect(self._consumers.ensure)

@@ -89,12 +89,10 @@ class WorkerState:
         self._load_callbacks.append(callback)
 
     def changed(self) -> None:
-        """Report that a slot, a permission or the lease has changed."""
         for callback in self._callbacks:
             callback()
 
     def load_changed(self) -> None:
-        """Report that the engine's load has changed."""
         for callback in self._load_callbacks:
             callback()
 
@@ -103,7 +101,6 @@ class WorkerState:
 
     @property
     def taking(self) -> bool:
-        """True while new work is taken: the worker neither leaves nor is withdrawn."""
         return not self.draining and not self.withdrawn
 
     @property
@@ -127,7 +124,6 @@ class WorkerState:
     # Requests that the worker places on itself, on their way from REQ to its own consumer.
 
     def placed(self, request_id: str, attempt: int, now_s: float) -> None:
-        """Keep a slot for a request until it arrives."""
         self._placed[request_id, attempt] = now_s
 
     def arrived(self, request_id: str, attempt: int) -> None:
@@ -201,8 +197,6 @@ class RunSink(Protocol):
 
 
 class AdapterPort(Protocol):
-    """The adapters of the engine, which the session changes while it serves."""
-
     async def load(self, name: str, source: str) -> None:
         """Load an adapter; fine when the engine has it from this source already. Raises HeadraceError with the reason."""
 
@@ -242,15 +236,11 @@ class EngineOperations(Protocol):
 
 
 class EncodePort(Protocol):
-    """The encoder of an encode worker."""
-
     def begin(self, job: EncodeMedia, answer: Callable[[MediaEncoded], None]) -> None:
         """Begin to encode an item. `answer` is called once, at the latest at its end."""
 
 
 class KvPort(Protocol):
-    """The publisher of a worker's cache events."""
-
     async def run(self, lease_held: Callable[[], bool]) -> None:
         """Publish until cancelled, only while `lease_held()`."""
 

@@ -64,7 +64,6 @@ class Applier:
         self._on_vanished = on_vanished
 
     def change(self, worker: str, *, cleared: bool, removed: Blocks, stored: Blocks, now_s: float) -> Work | None:
-        """Apply one engine step: at once, or by the returned work if it is large."""
         if sum(map(len, chain(removed.values(), stored.values()))) > SLICE_BLOCKS:
             return self.in_slices(worker, cleared=cleared, removed=removed, stored=stored, now_s=now_s)
         try:
@@ -74,7 +73,6 @@ class Applier:
         return None
 
     def replace(self, worker: str, blocks: Blocks, *, now_s: float) -> Work | None:
-        """Replace all blocks of a worker: at once, or by the returned work if they are many."""
         if sum(map(len, blocks.values())) > SLICE_BLOCKS:
             return self.in_slices(worker, cleared=True, removed={}, stored=blocks, now_s=now_s)
         try:

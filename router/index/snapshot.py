@@ -371,7 +371,6 @@ async def restore(reader: KvEventReader, store: SnapshotStore, *, block_size: in
 
 
 def reason_of(error: Exception) -> str:
-    """Return the metric label of a snapshot that cannot be used."""
     if isinstance(error, ObjectNotFound | TopologyError):
         return "missing"
     labels: tuple[tuple[type[Exception], str], ...] = (

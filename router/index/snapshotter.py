@@ -206,7 +206,6 @@ class Snapshotter:
         return pointer
 
     async def purge(self) -> int:
-        """Remove the events that no kept snapshot needs any more, if it is time. Return their number."""
         if self._last is None or not self._last.kept or self._last.kept[-1].seq == self._purged:
             return 0
         settings = self.settings

@@ -122,7 +122,6 @@ class KvEventSources:
         return [worker for worker, state in self._states.items() if state.epoch != NO_EPOCH]
 
     def known(self, worker: str) -> tuple[int, int] | None:
-        """Return (epoch, n) of the last message read from this worker; None if there was none."""
         state = self._states.get(worker)
         return None if state is None or state.epoch == NO_EPOCH else (state.epoch, state.n)
 
@@ -133,7 +132,6 @@ class KvEventSources:
     # Inventories.
 
     def asks(self, now_s: float) -> list[str]:
-        """List the workers to ask for their inventory now, and count them as asked."""
         due = []
         for worker, state in self._states.items():
             if not (state.member and state.wanted and state.sends_events) or now_s < state.next_ask_s:
@@ -158,7 +156,6 @@ class KvEventSources:
     # States of single senders.
 
     def refuse(self, worker: str, reason: str, text: str, now_s: float) -> None:
-        """Count a message that could not be used, and warn about it."""
         inventory.REFUSED.labels(reason).inc()
         self._complaints.warn("kv.refused", now_s, pool=self.pool, worker=worker, reason=reason, error=text)
 
@@ -172,7 +169,6 @@ class KvEventSources:
         return self._states.get(worker)
 
     def restart(self, worker: str, old: SourceState, now_s: float) -> None:
-        """Begin anew with a member of which nothing is known any more."""
         self._states[worker] = SourceState(member=True, sends_events=old.sends_events, next_ask_s=now_s)
 
     def admit(self, worker: str, now_s: float) -> SourceState:

@@ -125,7 +125,6 @@ class PredictedBlocks:
         return gone
 
     def next_s(self) -> float:
-        """Return the time before which nothing expires; inf without any blocks."""
         return self._placements[0][1] + self.ttl_s if self._placements else float("inf")
 
     def clear(self) -> None:
@@ -134,7 +133,6 @@ class PredictedBlocks:
         self._named = 0
 
     def _tidy(self) -> None:
-        """Drop from placements the blocks that were placed again, confirmed or trimmed since."""
         placements = ((turn, at, [b for b in blocks if self._placed.get(b) == turn]) for turn, at, blocks in self._placements)
         self._placements = deque(entry for entry in placements if entry[2])
         self._named = sum(len(blocks) for _, _, blocks in self._placements)

@@ -165,7 +165,6 @@ class Unplaceable:
         self._ids.pop(request_id, None)
 
     def overdue(self, now_s: float) -> list[Shed]:
-        """List the refusals of requests that have waited for too long."""
         found = []
         for request_id in list(self._ids):
             row = self._window.rows.get(request_id)

@@ -107,7 +107,6 @@ class Costs:
 
 
 def costs(window: CostMatrix, rows: Ints, workers: WorkerView, congestion: float, settings: SchedulerSettings) -> Costs:
-    """Compute the costs of these rows. `congestion`: the cost of a second of prefill to other requests, in seconds."""
     service = window.work[rows] * workers.token_s + workers.step_s
     eligible = window.eligible[rows]
     fits = eligible & (window.blocks[rows][:, None] <= workers.blocks_free)

@@ -333,7 +333,6 @@ class Calibration:
         return True
 
     def remove(self, worker: str) -> None:
-        """Drop the model of a worker that has left. An unknown worker is ignored."""
         if self._workers.pop(worker, None) is not None:
             self._take_mean()
         self._epochs.pop(worker, None)
@@ -350,7 +349,6 @@ class Calibration:
         return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, model.samples)
 
     def pool(self) -> SpeedEstimate:
-        """Return the mean of the workers that are known well enough, else the settings."""
         base_s, per_token_s, per_decode_s = self._mean
         return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s)
 

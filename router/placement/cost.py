@@ -76,7 +76,6 @@ class RecentWork:
             self._requests[worker] = sum(self._requests.get(name, 0.0) for name in others) / len(others)
 
     def share(self, worker: str) -> tuple[float, float]:
-        """Return the tokens and the requests of a worker, in units of `scale`."""
         return self._tokens.get(worker, 0.0), self._requests.get(worker, 0.0)
 
     @property
@@ -84,7 +83,6 @@ class RecentWork:
         return self._scale
 
     def unevenness(self, workers: Sequence[str], strength: float) -> list[float]:
-        """Return the factor of each worker, at least 1."""
         if strength <= 0 or len(workers) < 2:
             return [1.0] * len(workers)
         # A few requests more than the others are no unevenness yet.
@@ -103,7 +101,6 @@ class RecentWork:
 
 
 def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
-    """Return the pending prefill tokens below which a worker may get more."""
     return max(settings.lookahead * load.info.step_tokens, settings.lookahead_s * load.speed.prefill_tokens_per_s)
 
 
@@ -206,7 +203,6 @@ def uncached_tokens(request: Waiting, overlap: Overlap, tiers: Mapping[Tier, flo
 
 
 def blocks_needed(request: Waiting) -> float:
-    """Return the KV blocks that a request will need beside those that are cached, about."""
     return (request.tokens + min(request.max_tokens, 256)) / request.block_size if request.block_size else 0.0
 
 
@@ -283,7 +279,6 @@ class CostMatrix:
             self.remote[n, other.column] = uncached_tokens(request, other.info.whole(overlap), self._tiers)
 
     def columns_changed(self, now_s: float) -> None:
-        """Compute every row anew, because workers have come, gone or changed."""
         rows, width = len(self.arrived), len(self._loads)
         self.uncached = np.ones((rows, width))
         self.remote = np.ones((rows, len(self._prefill)))

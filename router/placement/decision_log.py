@@ -35,7 +35,6 @@ class DecisionSnapshot:
     ways: tuple[Floats, Bools] | None = None  # where prompts may be computed elsewhere: least costs, and room
 
     def candidates(self) -> list[Candidate]:
-        """List the workers with their costs, cheapest first."""
         found = []
         workers = self.workers
         cost = workers.wait_s + np.asarray(self.work) * workers.token_s + workers.step_s
@@ -126,7 +125,6 @@ class DecisionLog:
         self.add(_undecided(shed.request, now_s, state="refused", reason=shed.code))
 
     def find(self, wanted: str) -> list[LoggedDecision]:
-        """Return the decisions about a request, by its id or its client's, oldest first."""
         ids = {wanted: None} | dict.fromkeys(self._named.get(wanted, ()))
         return sorted((d for i in ids for d in self._decisions.get(i, ())), key=lambda decision: decision.at_s)
 
@@ -176,7 +174,6 @@ def take_snapshot(
 
 
 def waiting_decision(row: CostRow, snapshot: DecisionSnapshot, now_s: float) -> LoggedDecision:
-    """Describe the present state of a waiting request in the form of a decision."""
     return _undecided(row.request, now_s, state="waiting", snapshot=snapshot)
 
 
@@ -197,7 +194,6 @@ def _undecided(
 
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
-    """Return, per column, the reason for which that worker may not take the request; empty if it may."""
     anywhere = not request.worker and not request.require and not request.adapter
     if anywhere and (not loads.least_context or request.longest <= loads.least_context):
         return tuple("draining" if load.info.draining else "" for load in loads)

@@ -77,7 +77,6 @@ class DisaggPlanner:
             self.times.observe(report)
 
     def placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
-        """Count a prompt that another router has placed and a prefill worker is to compute."""
         load = self._loads.get(event.worker)
         self.pool.place(
             event.id,
@@ -114,7 +113,6 @@ class DisaggPlanner:
         remote: bool,
         congestion: float,
     ) -> DisaggPlan:
-        """Plan the prompt of a request that is placed on this worker now. `local`: the plan there; `remote`: the chosen way."""
         if not self.known:
             return local
         side = workers.prefill
@@ -177,7 +175,6 @@ class DisaggPlanner:
     def place(
         self, request: Waiting, load: WorkerLoad, plan: DisaggPlan, overlaps: Mapping[str, Overlap], now_s: float
     ) -> None:
-        """Count a placement, if a prefill worker computes its prompt."""
         decision = plan.decision
         if decision is None or not decision.remote:
             return
@@ -217,7 +214,6 @@ class DisaggPlanner:
         return min((at for at in times if at > now_s), default=float("inf"))
 
     def speed(self) -> float:
-        """Return the prompt tokens per second that prefill workers add to the pool's."""
         if self._settings.prefill == "never":
             return 0.0
         return sum(one.speed.prefill_tokens_per_s for one in self.pool if one.ready)
@@ -255,7 +251,6 @@ def local_plan(
 def make_placement(
     request: Waiting, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, reason: str, now_s: float, *, kept: bool = False
 ) -> Placement:
-    """Make the placement of a request on a worker, by this plan. `kept`: the worker may not preempt it."""
     return Placement(
         request=request,
         worker=load.info.worker,

@@ -62,7 +62,6 @@ class ExpiryHeap(Generic[T]):
         return heap[0][0] if heap else float("inf")
 
     def pop_due(self, now_s: float) -> Iterator[T]:
-        """Iterate over the items that are due, soonest first, and take them out."""
         while self.next_s() <= now_s:
             yield heappop(self._heap)[2]
 
@@ -196,7 +195,6 @@ class Lane:
             self.order.leave(tenant)
 
     def split(self, most: float, limit: int) -> tuple[list[Tenant], list[Tenant]]:
-        """Split the first `limit` tenants: those with a counter of at most `most`, and the others."""
         rows = self.order.rows
         if not rows:
             return [], []
@@ -207,7 +205,6 @@ class Lane:
         return first[:cut], first[cut:]
 
     def interleaved(self, tenants: Iterable[Tenant], limit: int) -> list[QueueEntry]:
-        """List the first entry of every queue, then the second of each, and so on, `limit` in all."""
         queues = [self.queues[tenant.name] for tenant in tenants]
         found: list[QueueEntry] = []
         depth = 0
@@ -354,7 +351,6 @@ class FairQueue:
         return entry.request
 
     def update(self, request_id: str, tokens: float) -> None:
-        """Correct the uncached tokens of a request. An unknown one is ignored."""
         entry = self._entries.get(request_id)
         if entry is not None and tokens != entry.tokens:
             self.backlog.add(entry.class_name, entry.request.tenant, tokens=tokens - entry.tokens)
@@ -528,7 +524,6 @@ class FairQueue:
             self._balance = self._balance - (1.0 - share) * tokens if aged else min(self._balance + share * tokens, 0.0)
 
     def is_fresh(self, request: Waiting, now_s: float) -> bool:
-        """Return whether a request is of a known class and has not aged yet, as it comes."""
         known = self._classes.get(request.request_class)
         return known is not None and now_s < request.arrived_s + known.ageing_s < inf
 

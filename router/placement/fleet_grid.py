@@ -85,7 +85,6 @@ class FleetGrid:
     retries: bool  # a request that fails before its first output goes to the next faster fleet
 
     def order(self, *, tokens: int, ttft_s: float | None, itl_s: float | None, priority: int | None) -> tuple[str, ...]:
-        """Return the names of the fleets in the order in which a request prefers them."""
         values = _values(tokens, ttft_s, itl_s)
         return self.answers.order(self.answers.pool(values, priority))
 

@@ -220,7 +220,6 @@ class FleetChooser:
         expected_output: Callable[[Waiting], float],
         grid: FleetGrid | None = None,
     ) -> None:
-        """`expected_output`: the tokens that the answer to a request is expected to have."""
         self._settings = settings
         self._loads = loads
         self._expected_output = expected_output
@@ -242,7 +241,6 @@ class FleetChooser:
                 self._begun.popitem(last=False)
 
     def directed(self, request: Waiting) -> Waiting:
-        """Name the fleet whose prefill workers are to compute the prompt, if a grid says so."""
         if self._grid is None or self._grid.prefill is None:
             return request
         fleet = self._grid.prefill_fleet(

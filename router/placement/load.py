@@ -40,7 +40,6 @@ class WorkerColumns(Generic[L]):
         return iter(self.ordered)
 
     def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Add or update a worker. Return whether the columns have changed."""
         known = self._by_name.get(info.worker)
         if known is not None:
             known.info = info
@@ -147,7 +146,6 @@ class WorkerLoad:
 
     @property
     def running(self) -> int:
-        """Requests that the worker has or is about to have."""
         return len(self.entries) + (self.report.running if self.report is not None else 0)
 
     def pending_tokens(self, now_s: float) -> float:
@@ -216,7 +214,6 @@ class WorkerLoad:
 
     @property
     def suspects_on_way(self) -> int:
-        """Suspects that were placed there and are in no report yet."""
         return self._limited
 
     @property
@@ -228,7 +225,6 @@ class WorkerLoad:
         return min(limits, default=inf)
 
     def takes_one_more(self, spare: int, ahead_s: float) -> bool:
-        """Return whether slots allow one more request."""
         info, report = self.info, self.report
         if info.draining or self.full_s is not None:
             return False
@@ -242,7 +238,6 @@ class WorkerLoad:
         return left > 0 or left + self.ending_within(ahead_s) > 0
 
     def takes_batch(self, reserve: float) -> bool:
-        """Return whether one more batch request leaves this part of the slots free."""
         if self.info.draining or self.full_s is not None or self.on_trial:
             return False
         return self.slots_left(0, batch=True) > int(self.info.slots * reserve)
@@ -293,7 +288,6 @@ class LoadTable(WorkerColumns[WorkerLoad]):
         return removed
 
     def expire(self, now_s: float, *, after_s: float) -> None:
-        """Drop entries of all workers that were placed longer ago than this and were never confirmed."""
         if now_s - after_s <= self._oldest_s:
             return
         for load in self:

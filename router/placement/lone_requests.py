@@ -104,7 +104,6 @@ class LoneRequests:
         workers: WorkerView,
         now_s: float,
     ) -> Placement:
-        """Count a placement wherever later decisions look."""
         loads = self._loads
         load = loads.ordered[chosen.column]
         worker = load.info.worker

@@ -48,7 +48,6 @@ class InteractivePresence:
         self._seen_s = now_s
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
-        """Note whether a worker runs anything but batch requests."""
         if report.running > report.batch:
             self._seen_s = now_s
 
@@ -84,7 +83,6 @@ class Room:
         return any(self._takes_next(load, now_s) for load in self._loads.ordered)
 
     def view(self, side: PrefillView | None, now_s: float, *, batch: bool = False) -> WorkerView:
-        """Describe the workers as they are now, as interactive or as batch requests see them."""
         awaited = self._disagg.pool.awaited_blocks if self._disagg.pool.jobs else None
         alone = self._alone(now_s) if batch else None
         if alone is not None and side is not None:
@@ -153,7 +151,6 @@ class RouterBackoff:
         self.next_s = float("inf")  # when its next turn comes
 
     def note_rooms(self, room: Sequence[bool], loads: LoadTable, now_s: float) -> None:
-        """Note which workers have had room since when."""
         self.next_s = float("inf")
         for load in loads:
             self.note_room(load, room=room[load.column], now_s=now_s)
@@ -182,7 +179,6 @@ class RouterBackoff:
         return True
 
     def _place(self, load: WorkerLoad, routers: Sequence[str]) -> int:
-        """Count the routers that come before this one, all else being equal."""
         number = load.report.n if load.report is not None else 0
         key = f"{load.info.worker} {number} ".encode()
         own = xxhash.xxh3_64_intdigest(key + self._name.encode())
@@ -217,13 +213,11 @@ class WindowRefresh:
             self.requests([*stale])
 
     def candidates(self, groups: Sequence[ClassGroup]) -> None:
-        """Bring all requests of these groups up to date."""
         stale = self._view.stale()
         if stale:
             self.requests([one.id for group in groups for one in group.requests if one.id in stale])
 
     def requests(self, ids: Iterable[str]) -> None:
-        """Bring these requests up to date."""
         view = self._view
         for request_id in ids:
             changed = view.refresh(request_id)

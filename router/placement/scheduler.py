@@ -76,7 +76,6 @@ class Scheduler:
     # Workers.
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
-        """Add a worker, or update one whose lease says something new: its role, for example."""
         self._columns_changed(now_s, self._workers.put(info, now_s))
 
     def remove_worker(self, worker: str, now_s: float) -> None:
@@ -113,7 +112,6 @@ class Scheduler:
             self._backoff.note_room(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        """Learn from a job event. Unknown requests and workers in it are ignored."""
         if event.kind == "placed":
             if event.by != self.name:
                 self._placed_elsewhere(event, now_s)

@@ -70,7 +70,6 @@ class Trials:
             self.release_workers()
 
     def in_order(self) -> list[WaitingSuspect]:
-        """List the assessed suspects, the most suspect first."""
         found = [one for one in self._waiting.values() if one.limit]
         return sorted(found, key=lambda one: (one.limit, -one.crashes, one.request.arrived_s))
 
@@ -162,7 +161,6 @@ class Suspects:
             self._trials.assess(placement.request.id, placement.limit, placement.crashes)
 
     def remove(self, request_id: str) -> None:
-        """Forget a request: it was placed, or has ended. An unknown one is ignored."""
         self._trials.remove(request_id)
 
     def place(self, place: Place, now_s: float) -> list[Placement]:
@@ -185,5 +183,4 @@ class Suspects:
 
 
 def on_trial(placement: Placement, suspect: WaitingSuspect) -> Placement:
-    """Return the placement of a suspect, with what its judge has said."""
     return dataclasses.replace(placement, limit=suspect.limit or 0, crashes=suspect.crashes)

@@ -59,7 +59,6 @@ class TransferTimes:
         return self._prior[1] * self._factors[1]
 
     def seconds(self, tokens: float) -> float:
-        """Predict the hand-over time for this many fetched tokens."""
         return self.fixed_s + tokens * self.per_token_s
 
     def observe(self, report: LoadReport) -> bool:
@@ -148,7 +147,6 @@ class PrefillLoad:
         return max(0.0, self.free_s - now_s)
 
     def shift(self, by_s: float, after_s: float) -> None:
-        """Move the predicted end by `by_s`, and that of its jobs that end after `after_s`."""
         self.free_s += by_s
         for job in self.jobs.values():
             if job.done_s > after_s:
@@ -269,7 +267,6 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         return self._awaited.get(decode, 0)
 
     def queued_tokens(self, now_s: float) -> float:
-        """Predict the tokens of jobs that are placed and not computed yet."""
         queued = 0.0
         for job in self.jobs.values():
             if job.done_s > now_s and job.service_s > 0:
@@ -513,5 +510,4 @@ def remote_decision(reason: str, *, worker: str, wait_s: float, settings: Schedu
 
 
 def local_decision(reason: str) -> PrefillDecision:
-    """Decide for the worker that answers."""
     return PrefillDecision(remote=False, reason=reason)

@@ -52,7 +52,6 @@ class WorkerInfo:
 
     @property
     def takes_handovers(self) -> bool:
-        """Prefill workers may compute its prompts."""
         return self.role == "decode" and bool(self.handover)
 
 
@@ -95,7 +94,6 @@ class Waiting:
 
     @property
     def batch(self) -> bool:
-        """The request gets only the capacity that interactive ones leave."""
         return self.request_class in BATCH_CLASSES
 
     def age_s(self, now_s: float) -> float:

@@ -150,7 +150,6 @@ class VirtualTokenCounters:
         return known.counter if known else 0.0
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant of this name: a new, idle one if it is unknown."""
         known = self._tenants.get(name)
         if known is None:
             self._numbers += 1
@@ -183,7 +182,6 @@ class VirtualTokenCounters:
             tenant.counter = height
 
     def deactivate(self, tenant: Tenant) -> None:
-        """Make a tenant idle, because no request of it waits any more."""
         self._floor = self._active.least
         self._active.leave(tenant)
         tenant.left_at = self.floor

@@ -289,7 +289,6 @@ class WorkerRegistry:
     # Load.
 
     def on_report(self, report: LoadReport, now_s: float) -> WorkerLoad | None:
-        """Learn from a load report. Return the worker's load, or None if it gets no requests."""
         load = self._loads.get(report.worker)
         known = load or self._disagg.pool.get(report.worker)
         if known is None:
@@ -326,7 +325,6 @@ class WorkerRegistry:
         return max((speed.prefill_tokens_per_s for speed in speeds), default=self._settings.prefill_tokens_per_s)
 
     def placed_elsewhere(self, event: JobEvent, now_s: float) -> WorkerLoad | None:
-        """Count a placement of another router. Return the worker's load, or None if it is unknown."""
         load = self._loads.get(event.worker)
         if load is None:
             return None
@@ -345,7 +343,6 @@ class WorkerRegistry:
         return load
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        """Learn that a request has started, that its prompt is computed, or that it has ended there."""
         if event.kind == "started":
             load = self._loads.get(event.worker)
             if load is not None:

@@ -114,7 +114,6 @@ class RouterInbox:
         self._messaging.send(message.reply, encode(answer))
 
     def explain(self, request_id: str) -> Explanation:
-        """Explain the decisions about a request, by its id or its client's, with their times as Unix times."""
         now = self._loop.time()
         explanation = self._scheduler.explain(request_id, now)
         if explanation is None:

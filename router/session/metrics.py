@@ -98,7 +98,6 @@ _tenants: set[str] = set()
 
 
 def count_prefill(placement: Placement) -> None:
-    """Count where the prompt of this placement is computed, in pools that have a choice."""
     if placement.prefill is not None:
         PREFILL.labels("remote" if placement.remote else "local", placement.prefill.reason).inc()
 
@@ -147,7 +146,6 @@ def count_decision(pool: str, decision: FleetDecision) -> None:
 
 
 def compare(fleet: str, *, target_s: float, predicted_s: float, observed_s: float) -> None:
-    """Compare the time to first token of a request with its prediction and its target."""
     FLEET_TTFT_PREDICTED_S.labels(fleet).observe(predicted_s)
     TTFT_OBSERVED_S.labels(fleet).observe(observed_s)
     off_s = abs(observed_s - predicted_s)
@@ -188,7 +186,6 @@ class PredictionAccuracy:
         OVERLAP_FOUND.inc(max(0, request.tokens - placement.uncached))
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        """Compare the end of a prefill with its prediction; forget predictions of requests that have ended."""
         if event.kind not in ("prefilled", "settled", "moved"):
             return
         predicted = self._open.pop((event.id, event.attempt), None)

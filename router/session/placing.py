@@ -183,7 +183,6 @@ class PlacementOutcomes:
         self._state.changed.set()
 
     def full(self, held: HeldRequest, placement: Placement) -> None:
-        """Let a request wait again whose worker's queue takes nothing more, unless it was cancelled or must be given back."""
         if held.gone:
             return
         state = self._state

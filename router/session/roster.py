@@ -80,7 +80,6 @@ class Roster:
         self._remote: dict[str, None] = {}  # requests whose prompts other workers compute
 
     def refresh(self, now_s: float) -> bool:
-        """Compare with the leases, but for encode workers, and tell the scheduler. Return whether something has changed."""
         members = self._members.workers(self._pool)
         live = places_of({name: member for name, member in members.items() if member.role != "encode"})
         changed = False

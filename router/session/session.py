@@ -129,7 +129,6 @@ TENANTS_S = 1.0
 
 
 async def members_known(members: Members, *, pool: str) -> None:
-    """Return once all leases have been read. Log a warning while that takes long."""
     while True:
         try:
             await members.ready(MEMBERS_WAIT_S)
@@ -361,7 +360,6 @@ class RouterSession:
         return self._state.permission.granted
 
     def standing(self) -> dict[str, Any]:
-        """Return how this session stands, for orchestrators."""
         permission, index = self._state.permission, self._index
         return {
             "ready": self.ready,
@@ -372,7 +370,6 @@ class RouterSession:
         }
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing more, give waiting requests back, finish placements within the grace period, and leave."""
         if self._state.permission.draining:
             await self._done.wait()
             return

@@ -230,7 +230,6 @@ class HeldRequest:
 
     @property
     def waiting(self) -> bool:
-        """True while the scheduler has the request and nothing is being done with it."""
         return self.state is RequestState.WAITING
 
     @property
@@ -297,7 +296,6 @@ class RequestWindow:
         return held if held is not None and held.delivery.data != delivery.data else None
 
     def redelivered(self, delivery: Delivery, request_class: RequestClass) -> bool:
-        """Replace the ack handle if this stored message is held already. Return whether it was."""
         held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
         if held is None:
             return False
@@ -319,7 +317,6 @@ class RequestWindow:
         self._bytes_gauge.set(self.bytes)
 
     def remove(self, held: HeldRequest) -> bool:
-        """Hold this request no longer. Return False if it was removed before."""
         if held.state is RequestState.GONE:
             return False
         held.leave()
@@ -446,7 +443,6 @@ class RequestRelease:
             self._credit.freed(held.request_class)
 
     def drop(self, held: HeldRequest, how: str) -> None:
-        """Cancel a request that has no reader any more, and acknowledge it."""
         self._scheduler.cancel([held.id])
         self.settle(held, how)
 
