@@ -250,7 +250,7 @@ class Members:
         return [member for member in self.workers(pool).values() if not member.draining]
 
     def serving_workers(self, pool: str) -> Sequence[WorkerMember]:
-        """The workers that accept requests, computed once per change, because each request reads them."""
+        """Return the workers that accept requests, computed once per change, because each request reads them."""
         serving = self._serving.get(pool)
         if serving is None:
             serving = self._serving[pool] = tuple(member for member in self.ready_workers(pool) if member.serves)
