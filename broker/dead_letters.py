@@ -76,7 +76,7 @@ async def store_dead_letter(messaging: Messaging, subjects: Subjects, letter: De
 
 
 def fault_of_failure(error: Exception) -> JobFault:
-    """Return the fault that a client is told for an unforeseen error, without its text, which may hold anything."""
+    """Return the client's fault for an unforeseen error, without its text, which may contain anything."""
     return JobFault("engine_error", f"the request failed inside Headrace ({type(error).__name__})")
 
 

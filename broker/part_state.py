@@ -76,7 +76,7 @@ class PartState:
         return Answer(ready, {"status": "ready" if ready else "not ready", "reason": reason})
 
     def health(self) -> Answer:
-        """Answer whether the part is as it should be, with all that it tells of itself."""
+        """Answer whether the part is healthy, with all its facts."""
         alive, standing = self.live(), self._standing
         healthy = alive.ok and standing.healthy
         reason = (standing.why or None) if alive.ok else alive.body["reason"]

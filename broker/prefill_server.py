@@ -373,7 +373,7 @@ class PrefillServer:
             held.accept(self._loop.time())
 
     async def _start(self, held: HeldPrefill) -> bool:
-        """Fetch the payload and begin. False if the job is gone; true also if it was refused, which is still to be told."""
+        """Fetch the payload and begin. Returns False if the job is gone, True also for a refusal that is still unsent."""
         try:
             payload = await fetch_payload(
                 self._messaging, self._subjects, held.job, wanted=lambda: held.state is HeldState.ASKING

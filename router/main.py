@@ -57,7 +57,7 @@ async def run_router(
     state: PartState | None = None,
     on_started: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `state` is told how the router stands.
+    """Serve until SIGTERM or SIGINT. `state` receives the router's standing.
 
     Raises the ConnectError family when the broker cannot be used at the start.
     """

@@ -94,7 +94,7 @@ class SeenResults:
         self._waiting.pop((tenant, batch_id), None)
 
     def see(self, job: JobRef, result: JobResult) -> None:
-        """Note the result that a job has at the broker: whatever its publisher named as its batch, only a line of it counts."""
+        """Note the stored result of a job. Only lines of an expected batch count: publishers may name any batch."""
         waiting = self._waiting.get((job.tenant, job.batch))
         if waiting is None:
             return

@@ -31,7 +31,7 @@ LONGEST_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarrierDeps:
-    """Connection, judge and stores of one carrier. `wall` gives Unix time; `batches` is None where no batch is run."""
+    """Connection, judge and stores of one carrier. `wall` gives Unix time; `batches` is None if batches are off."""
 
     messaging: Messaging
     subjects: Subjects

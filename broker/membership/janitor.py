@@ -32,7 +32,7 @@ def rendezvous_first(pool: str, candidates: list[str]) -> str | None:
 
 
 class Janitor:
-    """Moves the jobs of dead workers once a second. It runs in every worker and router; `run` is told when to act."""
+    """Moves the jobs of dead workers once a second. It runs in every worker and router; `acts` decides when it may act."""
 
     def __init__(
         self, messaging: Messaging, subjects: Subjects, members: Members, mover: Mover, *, pool: str, timing: Timing

@@ -133,7 +133,7 @@ class JobRecord:
         return found
 
     def clear(self) -> None:
-        """Forgive all crashes so far: the current run has gone on well past them, beside whatever its worker runs now."""
+        """Forgive all crashes so far: the current run has passed them by far."""
         self.cleared = self.attempt
         self.clearances += 1
         self.clearance = None

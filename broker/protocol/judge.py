@@ -75,7 +75,7 @@ class Judge:
         return record
 
     def on_frame(self, frame: Frame, now_s: float) -> None:
-        """Take the rows of current runs. A first attempt without a run is adopted; every other run is told to stop."""
+        """Take the rows of current runs. A first attempt without a run is adopted; every other run gets an abort."""
         worker = frame.worker
         for row in frame.rows:
             record = self._open.get(row.id)

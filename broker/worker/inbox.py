@@ -173,7 +173,7 @@ class WorkerInbox:
         self._handle(control, message)
 
     def on_operator(self, message: Message) -> bool:
-        """Handle a message that came to the subject of operators' commands. Returns False if it is none of those here."""
+        """Handle a message that came to the subject of operators' commands. Returns False for an unknown command."""
         try:
             control = decode_worker_control(message.data)
         except WireError:

@@ -185,7 +185,7 @@ class WorkerLoad:
         return free if batch else free + report.yielding_blocks * each + self._yielding_blocks
 
     def slots_left(self, spare: int, *, batch: bool = False) -> int:
-        """Count the slots that a request could get, among them, if it is no batch request, those that would be made free."""
+        """Count the slots that a request could get, including those that an interactive request would free."""
         if not self.info.slots:
             return 1_000_000
         return self.info.slots + spare - self.running + (0 if batch else self.yielding)
