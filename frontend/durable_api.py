@@ -138,7 +138,7 @@ class ConnectionEvents(StreamWriter):
         return b""
 
     def failure(self, error: FrontendError) -> bytes:
-        """Return the event that tells why this connection ends."""
+        """Return the event with the reason why this connection ends."""
         return b"data: " + error.body() + b"\n\n"
 
 

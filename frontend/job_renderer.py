@@ -238,7 +238,7 @@ class RenderedAnswer:
         return events_of(writer.events(rows))
 
     async def finish(self) -> list[bytes]:
-        """Do what is left after the last row and return the last events. Raises as the writer does."""
+        """Finish after the last row and return the last events. Raises as the writer does."""
         writer = self._writer
         if writer.unsettled:
             await writer.settle()

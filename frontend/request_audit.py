@@ -281,8 +281,6 @@ async def audit_writer(
 
 
 class Notes(Protocol):
-    """Takes what was asked. `content`: whether the words are wanted."""
-
     @property
     def content(self) -> bool: ...
 

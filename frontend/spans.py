@@ -256,7 +256,6 @@ def _over_s(attempt: Attempt, following: Attempt | None, end_s: float) -> float:
 
 
 def _decision(placed: StoryEvent | None) -> dict[str, Value]:
-    """Return what is known of a router's decision."""
     known: dict[str, Value] = {}
     if placed is not None and placed.by:
         known = {ROUTER: placed.by, UNCACHED_PREDICTED: placed.uncached}

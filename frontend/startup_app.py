@@ -54,7 +54,6 @@ class StartupApp:
 
     @property
     def app(self) -> ASGIApp:
-        """Return this object, which is an ASGI application."""
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

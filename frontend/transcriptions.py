@@ -123,7 +123,7 @@ def read_form(body: bytes, content_type: str) -> Speech:
 
 
 def _refuse(form: SpeechForm) -> None:
-    """Refuse what a chat model cannot tell. Raises BadRequest."""
+    """Refuse options that a chat model cannot fulfil. Raises BadRequest."""
     if form.response_format not in ("json", "text"):
         raise unsupported("response_format", f"{form.response_format!r} is not supported here: use json or text")
     if form.include is not None:
@@ -203,7 +203,6 @@ class TranscriptEvents(StreamWriter):
         return _event(TranscriptDone(text=self._text.whole(), usage=self._text.usage()))
 
     def failure(self, error: FrontendError) -> bytes:
-        """Return the event that ends a stream with an error, in place of the whole text."""
         return b"data: " + error.body() + b"\n\n"
 
 

@@ -168,7 +168,7 @@ class VideoEvents(StreamWriter):
         return b""
 
     def failure(self, error: FrontendError) -> bytes:
-        """Return nothing: the result tells the error."""
+        """Return nothing: the result has the error."""
         return b""
 
 

@@ -273,7 +273,7 @@ class Chat:
         self._stats = True
 
     def turn(self, typed: Callable[[], str | None]) -> bool:
-        """Read a line and do what it says. Returns False at the end."""
+        """Read a line and execute it. Returns False at the end."""
         line = typed()
         if line is None:
             return False

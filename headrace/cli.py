@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and how to see what there is, and end with code 2."""
+        """Print the error and how to list the commands, and exit with code 2."""
         command = self.prog.replace(" [options]", "")
         sys.stderr.write(f"{command}: {message.removeprefix('argument ')} ({command} --help)\n")
         sys.exit(EXIT_USAGE)

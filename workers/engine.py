@@ -147,7 +147,7 @@ class EngineInfo:
 
 
 def several(**ranks: int | None) -> dict[str, int]:
-    """Return the kinds of ranks (tensor, pipeline, expert) of which there are several."""
+    """Return the kinds of ranks (tensor, pipeline, expert) with more than one rank."""
     return {kind: number for kind, number in ranks.items() if number is not None and number > 1}
 
 

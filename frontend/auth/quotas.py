@@ -46,11 +46,11 @@ class UsageWindow:
         self.limit = limit
 
     def used(self, now: float) -> int:
-        """Return what is known to be used in the window of Unix time `now`."""
+        """Return the known use in the window of Unix time `now`."""
         return self.limit - self.room(now)
 
     def room(self, now: float) -> int:
-        """Return what is left, less than 0 if too much was used. Call it only with a limit."""
+        """Return the remaining amount, negative after overuse. Call it only with a limit."""
         self.turn(now)
         return self.left
 
@@ -67,7 +67,7 @@ class UsageWindow:
         self.unsent += amount
 
     def take(self, now: float) -> list[tuple[int, int]]:
-        """Return (window, amount) of what is to be sent, and forget it until `learn` or `failed` says what became of it."""
+        """Return the (window, amount) pairs to send. Each ends in a call of `learn` or `failed`."""
         self.turn(now)
         taken, self._late = self._late, []
         if self.unsent and not self._sending:

@@ -109,7 +109,7 @@ def raw_generation_of(request: OllamaPromptRequest, model: str) -> GenerationReq
 
 
 def refuse(request: OllamaPromptRequest) -> None:
-    """Refuse what would otherwise be ignored silently. Raises BadRequest."""
+    """Refuse options that would otherwise be ignored silently. Raises BadRequest."""
     if request.suffix:
         raise unsupported("suffix")
     if request.template:

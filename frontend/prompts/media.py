@@ -73,7 +73,7 @@ class ImageDecoder:
         self._max_bytes = max_bytes
 
     def decode(self, media_type: str, data: bytes) -> tuple[str, bytes]:
-        """Return type and bytes of the item as it goes to a worker: its pixels, or what was given."""
+        """Return type and bytes of the item for a worker: its pixels, or the bytes as given."""
         pixels = self._pixels(media_type, data)
         DECODED.labels("left" if pixels is None else "decoded").inc()
         return (media_type, data) if pixels is None else (PIXELS, pixels)

@@ -134,7 +134,6 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Return the name of the model in answers: the adapter's, if there is one."""
         return self.adapter or self.card.model
 
     def check_kind(self, kind: str) -> None:

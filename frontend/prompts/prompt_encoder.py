@@ -335,7 +335,6 @@ class PromptEncoder:
         return self._prompt(b"".join(packed), limit, salt)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of prompt ids, for `echo`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     async def text_of(self, prompt: Prompt) -> str:

@@ -291,7 +291,6 @@ class FollowedEvents:
 
 
 def queued_record(record: StoredResponse) -> dict[str, Any]:
-    """Return the response of a record as it was at the beginning."""
     answer = msgspec.json.decode(record.answer, type=dict[str, Any])
     begun: dict[str, Any] = dict.fromkeys(("usage", "error", "incomplete_details", "completed_at"))
     begun |= {"status": "queued", "output": []}

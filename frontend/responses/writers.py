@@ -130,7 +130,7 @@ class ResponseProgress:
 
 
 def event_of(data: bytes) -> bytes:
-    """Return an event of which only the data is known: its name is in the data."""
+    """Return the event for its data, which has its name."""
     start = len(b'{"type":"')
     return b"event: %b\ndata: %b\n\n" % (data[start : data.index(b'"', start)], data)
 

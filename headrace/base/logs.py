@@ -151,7 +151,7 @@ class LogThread(io.TextIOBase):
         """Do nothing: what was written leaves soon."""
 
     def close(self) -> None:
-        """Write what waits, within `END_S`, and everything that comes later directly."""
+        """Write the queued lines, within `END_S`, and later ones directly."""
         thread = self._thread
         if thread is None:
             return

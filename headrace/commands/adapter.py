@@ -69,8 +69,6 @@ def push_adapter(settings: Settings, name: str, folder: Path) -> int:
 
 
 def list_adapters(settings: Settings, *, as_json: bool) -> int:
-    """Print the adapters that were pushed."""
-
     async def look(messaging: Messaging, names: Subjects) -> list[StoredObject]:
         return sorted(await messaging.objects(names.bucket(STORE)).list(), key=lambda one: one.name)
 

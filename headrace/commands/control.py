@@ -287,7 +287,7 @@ def _stand(member: WorkerMember) -> str:
 
 
 async def how_far(messaging: Messaging, names: Subjects, worker: str) -> str:
-    """Return what a worker that is being changed is doing now, and what it holds, in a few words."""
+    """Return the progress of a worker that is being changed, and its load, in a few words."""
     found = [member for member in await live_workers(messaging, names) if member.worker == worker]
     if not found:
         return "it has no lease"

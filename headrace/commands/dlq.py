@@ -205,7 +205,6 @@ def _row(letter: Letter) -> list[str]:
 
 
 def summary(letter: Letter) -> dict[str, Any]:
-    """Return the data of a letter's line in the list."""
     told: dict[str, Any] = {"number": letter.seq, "at": letter.at, "reason": letter.reason, "subject": letter.subject}
     if letter.request is not None:
         envelope = letter.request.envelope

@@ -193,7 +193,7 @@ def submit_file(settings: Settings, options: SubmitOptions) -> int:
 
 
 async def _submit(client: Client, options: SubmitOptions, total: int, done: Mapping[str, bool], prefix: str) -> int:
-    """Submit what has no result yet, and return how many lines have no answer."""
+    """Submit the lines without a result, and return how many have no answer."""
     failed = 0
     before = 0
 

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any, about: str) -> None:
 
 
 async def run_plan(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
-    """Return what apply would change. Changes nothing."""
+    """Return the changes that apply would make, without making them."""
     plans = await plan(connection, topology)
     return _json([dataclasses.asdict(p) for p in plans]) if parsed.json else plan_table(plans)
 

@@ -184,7 +184,7 @@ class Stage:
 
 
 def in_order(story: Story) -> list[StoryEvent]:
-    """Return the events in order. A placement is told after the start where a worker places a request on itself."""
+    """Return the events in order. A worker that places a request on itself reports the placement after the start."""
     started = {event.attempt: event.after_s for event in story.events if event.kind == "started"}
 
     def key(event: StoryEvent) -> tuple[float, bool]:
@@ -254,7 +254,7 @@ def story_text(story: Story, decided: Iterable[Decided], now_s: float) -> str:
 
 
 def placements_text(name: str, records: Sequence[Routed]) -> str:
-    """Return what is left of a request that no frontend remembers: the stored records of its placements."""
+    """Return the stored placements of a request that no frontend remembers."""
     lines = [f"{name}: no frontend remembers it; its placements were stored:"]
     for one in sorted(records, key=lambda record: (record.at, record.attempt)):
         at = datetime.fromtimestamp(one.at, UTC).isoformat(timespec="milliseconds")
@@ -395,7 +395,7 @@ def _text(wanted: str, stories: list[Story], decided: list[Decided], records: li
 
 
 def story_data(stories: list[Story], decided: list[Decided], records: list[Routed]) -> dict[str, Any]:
-    """Return what is known of a request as data: its stories with their stages, and the stored records of its placements."""
+    """Return a request as data: its timelines with their stages, and its stored placements."""
     now = time.time()
     rows: list[dict[str, Any]] = [
         {

@@ -168,7 +168,7 @@ class RequestRoutes:
 
 
 def placement_row(one: Routed) -> dict[str, Any]:
-    """Return a placement without what is only of use to a replay."""
+    """Return a placement without the fields that only a replay uses."""
     return {name: value for name, value in msgspec.structs.asdict(one).items() if name not in _UNSHOWN}
 
 

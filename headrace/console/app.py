@@ -177,11 +177,9 @@ class ConsoleServer:
 
     @property
     def app(self) -> ASGIApp:
-        """Return this object, which is an ASGI application."""
         return self
 
     async def drain(self, grace_s: float) -> None:
-        """End the streams of the tabs."""
         if self.console is not None:
             self.console.live.close()
 

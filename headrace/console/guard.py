@@ -207,7 +207,6 @@ class ConsolePages:
         return RedirectResponse("/console")
 
     async def index(self, request: Request) -> Response:
-        """Return the page, which holds no data."""
         return self._response("index.html", request)
 
     async def asset(self, request: Request) -> Response:

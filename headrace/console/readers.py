@@ -176,7 +176,7 @@ def started_workers(data_dir: Path | None) -> list[StartingWorker]:
 
 
 def start_of(worker: StartingWorker) -> StartingWorker:
-    """Return a worker with what its start is at, as far as it tells that within a moment."""
+    """Return a worker with the progress of its start, if it replies in time."""
     if not worker.port:
         return worker
     try:
@@ -314,7 +314,6 @@ class Readers:
         }
 
     async def stream_states(self) -> list[StreamStatus]:
-        """Read all streams of the deployment with their consumers."""
         return await status(self._nats, Topology(self._names))
 
     async def routers(self) -> Rows:
@@ -363,7 +362,6 @@ class Readers:
         return {str(message.seq): summary(read_letter(message, self._names)) for message in messages}
 
     async def batches(self) -> Rows:
-        """Read the newest batches of all tenants."""
         records = []
         for entry in await self._nats.bucket(self._names.bucket("batches")).entries(">"):
             with contextlib.suppress(*NOT_DECODED):

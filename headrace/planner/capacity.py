@@ -106,7 +106,7 @@ class SpeedCurve:
         return {"gram": self._gram.ravel().tolist(), "right": self._right.tolist(), "samples": self.samples}
 
     def load(self, gram: Sequence[float], right: Sequence[float], samples: int) -> bool:
-        """Take a stored curve over. Returns False for what is none."""
+        """Restore a stored curve. Returns False if it is malformed."""
         if len(gram) != 16 or len(right) != 4 or not all(map(isfinite, (*gram, *right))):
             return False
         self._gram = np.array(gram, dtype=float).reshape(4, 4)
@@ -247,7 +247,7 @@ class StartUps:
         return sum(one[1] == role for one in self._asked)
 
     def see(self, workers: Iterable[WorkerSight], *, at: float) -> None:
-        """Look which workers have come, and give up starts that show nothing. What is there counts, not what was asked."""
+        """Match workers to starts, and give up starts without one. Workers count, not requests for them."""
         there = {one.worker: one for one in workers}
         known, self._known = self._known, set(there)
         for name, worker in there.items():
@@ -273,7 +273,6 @@ class StartUps:
         }
 
     def load(self, took: Iterable[float], asked: Iterable[Sequence[object]], known: Iterable[str] | None) -> None:
-        """Take stored ones over."""
         self._took.extend(float(one) for one in took)
         self._asked = [(float(str(one[0])), str(one[1])) for one in asked]
         self._known = set(known) if known is not None else None

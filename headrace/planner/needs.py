@@ -131,7 +131,7 @@ class RecentRequests:
         self._waits: deque[tuple[float, float]] = deque(maxlen=KEPT)
 
     def note(self, seen: Observation) -> None:
-        """Take over what was placed and what has ended."""
+        """Record placements and ended requests."""
         for one in seen.placed:
             if one.prompt >= 0 and one.uncached >= 0:
                 self._lengths.append((one.prompt, min(one.uncached, one.prompt)))
@@ -160,7 +160,6 @@ class RecentRequests:
         return {"lengths": [list(one) for one in self._lengths], "outputs": list(self._outputs)}
 
     def load(self, lengths: Iterable[Sequence[int]], outputs: Iterable[int]) -> None:
-        """Take stored ones over."""
         self._lengths.extend((int(one[0]), int(one[1])) for one in lengths)
         self._outputs.extend(int(one) for one in outputs)
 
@@ -206,7 +205,6 @@ class LiveConfidence:
         return True
 
     def load(self, value: float) -> None:
-        """Take a stored quantile over."""
         if self._moves and LOWEST <= value <= HIGHEST:
             self.value = self._exact = value
 
@@ -436,7 +434,7 @@ class Hysteresis:
         self.down_s: float | None = None
 
     def note(self, need: int, *, at: float) -> int:
-        """Note what is needed now and return the most that was needed lately."""
+        """Record the present need and return the highest recent one."""
         window_s = max(self._window_s, LEAST_WINDOW_S)
         self._needs.append((at, need))
         while self._needs and self._needs[0][0] < at - window_s:
@@ -457,6 +455,5 @@ class Hysteresis:
         return {"needs": [list(one) for one in self._needs], "up_s": self.up_s, "down_s": self.down_s}
 
     def load(self, needs: list[list[float]], up_s: float | None, down_s: float | None) -> None:
-        """Take a stored history over."""
         self._needs.extend((float(at), int(need)) for at, need in needs)
         self.up_s, self.down_s = up_s, down_s

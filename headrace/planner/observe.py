@@ -51,7 +51,6 @@ class WorkerSight(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int:
-        """Requests that it would have to finish or hand over."""
         return self.running + self.waiting
 
 

@@ -104,7 +104,7 @@ class PoolPlanner:
         return max(1, ceil((self.starts.p90_s + self.settings.tick_s) / self.settings.step_s))
 
     def tick(self, seen: Observation) -> Plan:
-        """Take what is seen and decide. What is unknown is learnt nothing from and decides nothing."""
+        """Learn from an observation and decide. Unknown values are ignored."""
         since_s, self.seen_s = self.seen_s, seen.at
         self._learn(seen, since_s)
         if seen.workers is None:
@@ -228,7 +228,7 @@ class PoolPlanner:
         return RoleChoice(supply, "target_unreachable" if unreachable else "steady", need.workers, capacity)
 
     def _fewer(self, role: str, seen: Observation, need: Need, kept: int, capacity: Capacity | None) -> RoleChoice:
-        """Choose a smaller number, if nothing speaks against it."""
+        """Choose a smaller number, unless a reason forbids it."""
         workers = seen.of_role(role)
         ready, supply = self.supply(role, seen)
         if seen.arrived is None or seen.waiting is None:

@@ -185,7 +185,6 @@ class World:
             self._start(0.0, ready_s=0.0)
 
     def run(self) -> Outcome:
-        """Run to the end and return what became of it."""
         last_s = self._arrivals[-1].at if self._arrivals else 0.0
         tick_s = 0.0
         while True:

@@ -84,7 +84,6 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def run_file_of(data_dir: Path) -> Path:
-    """Return where the run file of a data folder is while `headrace up` runs."""
     return data_dir / "run" / "up.json"
 
 

@@ -129,7 +129,7 @@ class ServerLogins:
         return login
 
     def remove_start(self, login: Login) -> None:
-        """Take the login of a start back. The server is told by its next configuration."""
+        """Remove the login of a start. The server applies it with its next configuration."""
         self._starts.discard(login)
         self._remove_files(f"{login.name}.*")
 

@@ -120,7 +120,7 @@ class Supervisor:
         return EXIT_OK
 
     async def _end_with(self, keeping: Coroutine[Any, Any, None]) -> None:
-        """Run what keeps the NATS server, and end all of `up` if that gives the server up."""
+        """Keep the NATS server running, and end all of `up` if that fails for good."""
         try:
             await keeping
         except StartFailed as failure:

@@ -375,7 +375,6 @@ class ShortTerminal(Terminal):
         self.status(self._view.waiting(what)[: shutil.get_terminal_size().columns - 1])
 
     def close(self) -> None:
-        """Close the log file. The screen stays open."""
         self._log.close()
 
     async def settle(self, parts: Iterable[str], *, one_of: Iterable[str], timeout_s: float) -> None:

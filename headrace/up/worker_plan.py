@@ -191,7 +191,7 @@ def _embeddings(settings: Settings, role: str) -> list[str]:
 
 
 def _lengths(settings: Settings) -> list[str]:
-    """Return what makes the simulator's answers end. Its own default, for tests and measurements, is that they do not."""
+    """Return the arguments that end the simulator's answers. By default, for tests and measurements, they do not end."""
     given = settings["worker.engine_args"]
     if settings["worker.engine"] != "sim" or {"mean_output_tokens", "tokenizer_dir"} & given.keys():
         return []  # a tokenizer of the user's own may have no end token
@@ -273,7 +273,6 @@ _LONGEST = 4096  # bytes of a line
 
 
 def socket_of(data_dir: Path) -> Path:
-    """Return where the socket of a data folder is while `headrace up` runs."""
     return data_dir / "run" / "up.sock"
 
 

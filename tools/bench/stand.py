@@ -237,7 +237,7 @@ PEERS = {
 
 
 def mock_command(port: int) -> tuple[str, ...]:
-    """Return what starts the mock back end."""
+    """Return the command line of the mock back end."""
     return (sys.executable, "-m", "headrace.tools.bench.stand", str(port))
 
 
@@ -355,7 +355,6 @@ def used_s(pids: set[int]) -> float:
 
 
 def rss_mib(pids: set[int]) -> float:
-    """Return the resident memory of those that still run."""
     found = 0.0
     for pid in pids:
         try:

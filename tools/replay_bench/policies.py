@@ -82,7 +82,7 @@ class DynamoCore:
             """Wait for its end, and remove its folder."""
 
     def tell(self, do: str, **more: object) -> None:
-        """Tell the driver something that has no answer, by and by."""
+        """Send the driver a message without a reply, buffered."""
         self._gathered += msgspec.json.encode({"do": do, **more}) + b"\n"
         if len(self._gathered) >= SEND_BYTES:
             self._send()

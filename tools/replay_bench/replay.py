@@ -52,8 +52,6 @@ class ReplayPool:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Figures of a replay, and the outcome of every request."""
-
     summary: Summary
     outcomes: list[ReplayOutcome]
 

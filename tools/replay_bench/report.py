@@ -81,7 +81,6 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def facts(trace: Trace) -> TraceFacts:
-    """Describe the requests as they arrive at rate 1."""
     count = len(trace.requests)
     return TraceFacts(
         name=trace.name,

@@ -31,7 +31,6 @@ def worker_name(index: int) -> str:
 
 
 def worker_info(name: str, model: EngineModel, *, fleet: str = "", price: float = 0.0) -> WorkerInfo:
-    """Describe a worker as its lease would."""
     return WorkerInfo(
         worker=name,
         slots=model.slots,

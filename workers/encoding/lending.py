@@ -228,7 +228,7 @@ class RecordReader:
         self._agent.close()
 
     def _take(self) -> bool:
-        """Take what was asked for; wait for it when nothing moves. False: the end."""
+        """Accept requests; wait for one while no transfer is active. Returns False at the end."""
         timeout_s = _SETTLE_S if self._waiting or self._given_up else None
         try:
             asked = self._asked.get(block=not self._moving, timeout=timeout_s)

@@ -169,7 +169,6 @@ class PeerWarmup:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Note that the members have changed."""
         self._changed.set()
 
     async def run(self) -> None:

@@ -275,7 +275,7 @@ class PrefixLender:
         return output.handover
 
     def release(self, choice: ChoiceRun) -> None:
-        """Take back what was lent for a choice. Only when it is read no more."""
+        """Withdraw the prefix lent for a choice. Call it once no worker reads it."""
         self._raw.abort_raw(_loan(choice))
 
     def _not_lent(self, choice: ChoiceRun, why: str) -> None:

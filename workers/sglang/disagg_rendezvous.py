@@ -127,12 +127,10 @@ _ROLES = frozenset({Role.PREFILL, Role.DECODE})
 
 
 def hands_over(role: Role) -> bool:
-    """Return whether an engine in this role takes part in hand-overs."""
     return role in _ROLES
 
 
 def role_of(mode: str | None) -> Role:
-    """Return the role of an engine by its `disaggregation_mode`."""
     return Role(mode) if mode in {role.value for role in _ROLES} else Role.AGGREGATED
 
 

@@ -61,7 +61,7 @@ class EngineMetrics:
         self._registered = False
 
     def environment(self) -> dict[str, str]:
-        """Return the variable by which SGLang is told the folder."""
+        """Return the variable that names the folder to SGLang."""
         return {FOLDER: str(self._folder)}
 
     def register(self) -> None:

@@ -166,7 +166,7 @@ class EngineHost:
         return task
 
     async def _submit(self, message: Submit) -> None:
-        """Run a sequence, and accept it as soon as SGLang has checked it."""
+        """Run a sequence, and accept it once SGLang has validated it."""
         sequence = message.sequence
         try:
             request = self._request(sequence)

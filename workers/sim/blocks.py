@@ -180,7 +180,6 @@ class BlockManager:
 
     @property
     def used(self) -> int:
-        """Blocks that sequences hold."""
         return self.blocks - self.available
 
     @property

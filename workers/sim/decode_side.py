@@ -348,7 +348,6 @@ class BlockLoad:
 
     @property
     def local(self) -> int:
-        """Number of blocks that this engine had in some tier."""
         return self.have + len(self.found)
 
     @property

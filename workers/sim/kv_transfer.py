@@ -117,7 +117,7 @@ class SimKvTransfer:
         return True
 
     def settle(self, drop: Callable[[SequenceRun], None]) -> list[Output]:
-        """Act on what has come, gone or failed since the last step. Returns the last outputs of sequences that end with it."""
+        """Handle arrivals and failures since the last step. Returns the last outputs of sequences that end with it."""
         self.poll()
         outputs = []
         for run, output in self.prefill_side.tick() if self.prefill_side is not None else ():

@@ -302,7 +302,6 @@ class SequenceRun:
         return cells
 
     def emit(self) -> Output:
-        """Emit the next token as an output, finished if it is the last."""
         index = self.index
         while index >= len(self.stream):
             self._answer.grow()
@@ -423,7 +422,6 @@ class EngineBatch:
         self.prefilling.append(run)
 
     def leave(self, run: SequenceRun) -> None:
-        """Take a sequence out of its phase and let go of its blocks."""
         match run.phase:
             case Phase.PREFILL:
                 self.prefilling.remove(run)
@@ -437,7 +435,6 @@ class EngineBatch:
         run.blocks, run.capacity, run.committed = [], 0, 0
 
     def drop(self, run: SequenceRun) -> None:
-        """Remove a sequence that has ended."""
         self.queued_tokens -= self._remaining(run)
         if run.phase is Phase.WAITING:
             self.waiting.leave()

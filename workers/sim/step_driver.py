@@ -261,7 +261,6 @@ class StepDriver:
         return not self._running.is_set()
 
     def pause(self) -> None:
-        """Begin no step any more. The running one ends, and all sequences stay."""
         self._running.clear()
 
     def resume(self) -> None:

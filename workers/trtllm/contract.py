@@ -220,7 +220,7 @@ class Installed:
 
 
 def missing_here(environ: Mapping[str, str] | None = None, *, library: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """Return what TensorRT-LLM needs and this machine lacks, a sentence each. Imports nothing of it."""
+    """Return the requirements of TensorRT-LLM that this machine lacks, a sentence each. Does not import it."""
     missing = []
     path = environ.get("PATH") if environ is not None else None
     if shutil.which("nvidia-smi", path=path) is None:

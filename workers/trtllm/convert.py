@@ -199,7 +199,7 @@ def to_sampling_params(sequence: Sequence, model: Model) -> Any:
 
 
 def _guided(guided: Mapping[str, Any] | None, api: Any) -> Any:
-    """Return TensorRT-LLM's form of structured output, of which it has all kinds but a choice."""
+    """Return TensorRT-LLM's form of structured output. It has every kind except a choice."""
     if guided is None:
         return None
     kinds = [name for name in guided if name in GUIDED and guided[name] not in (None, False)]
@@ -229,7 +229,7 @@ def scheduling_of(sequence: Sequence, model: Model) -> dict[str, Any] | None:
 
 
 def to_priority(priority: int) -> float:
-    """Return TensorRT-LLM's priority, between 0 and 1, of which the highest is served first; ours is the other way round."""
+    """Return TensorRT-LLM's priority, between 0 and 1, highest first; ours is lowest first."""
     return 0.5 - math.atan(priority / 100) / math.pi
 
 

@@ -159,7 +159,6 @@ class LoadMeter:
         return sum(row.blocks for row in self._rows.values())
 
     def note(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Record statistics in the order in which they were polled."""
         for row in rows:
             number = row.get("attentionDpRank")
             self._rows |= dict.fromkeys(range(self._ranks) if number is None else (int(number),), RankRow.read(row))

@@ -40,7 +40,7 @@ class Fetches:
 
     @property
     def waiting(self) -> list[str]:
-        """Return the requests that may wait for blocks, of which `look` needs the state."""
+        """Return the requests that may wait for blocks. `look` needs their state."""
         return list(self._waiting)
 
     def began(self, request_id: str) -> None:

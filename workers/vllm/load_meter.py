@@ -246,7 +246,7 @@ class StepBatcher:
         self._on_end = handlers.on_end
 
     def attach(self, collector: Any, run: EngineRequest) -> None:
-        """Take what is in vLLM's `collector` now and everything put into it from now on."""
+        """Consume the contents of vLLM's `collector`, now and from now on."""
 
         def put(item: Any) -> None:
             self.take(run, item)

@@ -80,7 +80,7 @@ def _why_not(architecture: str) -> str | None:
 
 
 def explained(error: ImportError) -> str:
-    """Return what to install, without the CUDA build that a package index gives by default."""
+    """Return the packages to install, without the CUDA build that a package index offers by default."""
     if error.name is None:
         return str(error)
     module = error.name.partition(".")[0]
