@@ -59,8 +59,6 @@ ANSWERS = {
 }
 REFUSED = {  # what the server does not do, by the parameter that its answer names
     ("/responses", "File input"): "input[0].content[1].type",
-    ("/responses", "Web search"): "tools[0].type",
-    ("/responses", "File search"): "tools[0].type",
 }
 IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(100)).decode()
 

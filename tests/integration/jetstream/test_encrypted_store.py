@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.embedded_server import KEY, EmbeddedServer, StoreKeyUnusable
+from headrace.jetstream.embedded_server import KEY, EmbeddedServer, ServerStartError, StoreKeyUnusable
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
@@ -160,12 +160,11 @@ async def test_the_key_is_told_to_the_server_alone(tmp_path: Path) -> None:
         await server.stop_async()
 
 
-async def test_a_consumer_whose_encrypted_file_is_too_short_begins_again_and_the_server_starts(tmp_path: Path) -> None:
+async def test_a_consumer_whose_encrypted_file_is_too_short_ends_the_start_with_an_error_of_the_server(tmp_path: Path) -> None:
     async with running(tmp_path) as connection:
         await store(connection)
     [state] = tmp_path.rglob("taker/o.dat")
     state.write_bytes(state.read_bytes()[:10])
-    with capture_logs() as logs:
-        async with running(tmp_path) as connection:
-            assert (await found(connection))["taker"][:2] == [0, 57]
-    assert [entry["consumers"] for entry in logs if entry["event"] == "server.consumers_damaged"] == [("HR_JOB/taker",)]
+    with pytest.raises(ServerStartError, match="nats-server ended with code"):
+        async with running(tmp_path):
+            pass

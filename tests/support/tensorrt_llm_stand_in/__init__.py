@@ -27,7 +27,7 @@ VERSIONS = (V1_2, V1_3)
 
 
 def _forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
+    for name in [name for name in tuple(sys.modules) if name.partition(".")[0] == "tensorrt_llm"]:  # threads import, too
         del sys.modules[name]
 
 
