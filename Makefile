@@ -71,7 +71,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: browser charts forecasts monitors help install serve test test-fast test-engines test-clients test-clients-newest call-counts coverage coverage-gate fuzz lint format types contracts docs-check wheels wheels-check test-pythons clean lock audit
+.PHONY: browser charts forecasts monitors help install serve test test-fast test-engines test-clients test-clients-newest call-counts coverage coverage-gate fuzz lint format types contracts docs docs-check wheels wheels-check test-pythons clean lock audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -174,6 +174,14 @@ fuzz: $(VENV)/.fuzz ## fuzz each decoder of strangers' bytes, guided by coverage
 			-artifact_prefix=$(VENV)/fuzz/found- >"$$found/log" 2>&1 || { cat "$$found/log"; exit 1; }; \
 		tail -n 1 "$$found/log"; \
 	done
+
+# The pages as they lie in the tree, so that links between docs/ and the files above it hold; a broken one fails the build.
+docs: $(VENV)/.docs ## build the documentation as a site with search into build/site
+	@rm -rf build/docs && mkdir -p build/docs/benchmarks
+	@cp -R docs README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md build/docs && cp benchmarks/PAUSES.md build/docs/benchmarks
+	@# what marks a block for our tests is not the name of a language
+	@for page in build/docs/*.md build/docs/docs/*.md; do sed -E 's/^( *```[a-z]+) .*/\1/' "$$page" >build/page && mv build/page "$$page" || exit 1; done
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --quiet --strict
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)
@@ -305,6 +313,14 @@ $(VENV)/.charts: pyproject.toml | $(VENV)/.base
 $(VENV)/.forecasts: pyproject.toml | $(VENV)/.base
 	$(SAY) "installing statsforecast for the tests of the planner's forecasters, about 250 MB …"
 	@$(call INSTALL_EXTRAS,forecasts)
+	@touch $@
+
+# An environment of its own: what it brings is not in the locks.
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(SAY) 'installing the generator of the documentation site, about 50 MB …'
+	@$(PYTHON) -m venv $(VENV)/docs && $(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' >$(VENV)/requirements.txt
+	@$(VENV)/docs/bin/python -m pip --disable-pip-version-check --no-input -qq install -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.prometheus: Makefile | $(VENV)/.base
