@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
-import zmq
-import zmq.asyncio
 
 from headrace.workers.engine import KvBatch, KvEvent
 from headrace.workers.errors import EngineError, EngineStartFailed
@@ -47,6 +45,8 @@ class ZmqKvListener:
 
         Raises zmq.ZMQError if the port is taken.
         """
+        import zmq.asyncio  # comes with the engines
+
         self._engine = engine
         self._read_batch = read_batch
         self._context = zmq.asyncio.Context()
@@ -67,6 +67,8 @@ class ZmqKvListener:
 
     def meet(self) -> None:
         """Call it when the engine has started: the socket tells a publisher its topic only when the socket is used."""
+        import zmq
+
         self._socket.getsockopt(zmq.EVENTS)
 
     async def read(self) -> AsyncGenerator[KvBatch]:
@@ -106,6 +108,8 @@ class ZmqKvListener:
 
     async def replay(self, start: int) -> list[KvBatch]:
         """Return the batches from number `start` on that the engine still keeps. Raises ReplayFailed."""
+        import zmq
+
         if self._closed:
             return []
         socket = self._context.socket(zmq.DEALER)
@@ -183,6 +187,8 @@ class RankListeners:
 
 def _listen_in_a_row(replays: Sequence[str], *, engine: str, read_batch: BatchReader, topic: str) -> list[ZmqKvListener]:
     """Return a listener per replay address, at ports in a row. Raises EngineStartFailed."""
+    import zmq
+
     for _ in range(_TRIES):
         row: list[ZmqKvListener] = []
         try:

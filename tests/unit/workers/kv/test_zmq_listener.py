@@ -13,15 +13,14 @@ from unittest import mock
 import msgspec
 import pytest
 import pytest_asyncio
-import zmq
-import zmq.asyncio
 
 from headrace.workers.errors import EngineError, EngineStartFailed
 from headrace.workers.kv import zmq_listener as subject
 from headrace.workers.kv.zmq_listener import RankListeners, ZmqKvListener
 from headrace.workers.vllm.events import read_batch
 
-pytest.importorskip("zmq")  # comes with the engines
+zmq = pytest.importorskip("zmq")  # comes with the engines
+pytest.importorskip("zmq.asyncio")
 
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -153,9 +152,6 @@ async def test_silence_is_an_error(listener: ZmqKvListener, monkeypatch: pytest.
     monkeypatch.setattr(subject, "REPLAY_TIMEOUT_S", 0.05)
     with pytest.raises(EngineError, match="did not replay its KV events from 4"):
         await listener.replay(4)
-
-
-pytest.importorskip("zmq")  # comes with the engines
 
 
 def made(folder: Path, ranks: int) -> RankListeners:
