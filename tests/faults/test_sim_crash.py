@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from headrace.broker.messages import Sampling
+from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Sequence
 from headrace.workers.sim.engine import SimEngine
 
