@@ -37,11 +37,10 @@ from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import request_stream
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
-from headrace.router.session.inbox import RouterInbox
-from headrace.router.session.intake import Assessor, Intake
+from headrace.router.session.inbox import Roster, RouterInbox
+from headrace.router.session.intake import Assessor, Intake, Waker
 from headrace.router.session.metrics import PredictionAccuracy, SuspectWaits
 from headrace.router.session.placing import Announcer, Dispatcher, PlacementOutcomes, Placer, Refuser
-from headrace.router.session.roster import Roster
 from headrace.router.session.state import (
     Feed,
     HeldRequest,
@@ -54,7 +53,6 @@ from headrace.router.session.state import (
     SchedulingPort,
     ServingPermission,
 )
-from headrace.router.session.waker import Waker
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from headrace.broker.part_state import PartState
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
-from headrace.router import pools
+from headrace.router import main
 from headrace.router.index import snapshot
 from headrace.router.index.snapshot import Kept, Pointer
 from headrace.router.main import RouterProcess, builder
@@ -114,7 +114,7 @@ class Faulty:
 async def test_a_session_that_fails_is_started_again_and_the_others_go_on(
     connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "FIRST_WAIT_S", 0.2)
+    monkeypatch.setattr(main, "FIRST_WAIT_S", 0.2)
     for pool in (GOOD, BAD):
         await put_card(connection, subjects, pool)
     before = failures()

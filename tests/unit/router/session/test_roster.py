@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 
 from headrace.broker.messages.events import JobEvent
 from headrace.broker.messages.members import WorkerMember
-from headrace.router.session import roster
-from headrace.router.session.roster import Roster, worker_info
+from headrace.router.session import inbox
+from headrace.router.session.inbox import Roster, worker_info
 from headrace.router.session.state import PoolIndex
 from tests.support.router.router_parts import router_deps
 from tests.support.router.scheduler import RandomScheduler
@@ -168,7 +168,7 @@ def test_prompts_that_other_workers_computed_say_nothing_of_a_workers_cache_even
 def test_requests_computed_elsewhere_are_remembered_until_they_end_and_no_more_than_so_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roster, "REMOTE_LIMIT", 3)
+    monkeypatch.setattr(inbox, "REMOTE_LIMIT", 3)
     made = Made(MEMBER)
     for n in range(10):
         made.roster.on_event(JobEvent("placed", f"r{n}", 1, "w1", 500, 500, by="r", prefill="*"), 0.0)

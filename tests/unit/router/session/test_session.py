@@ -17,8 +17,8 @@ from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Change
 from headrace.jetstream.subjects import Subjects
+from headrace.router.main import Pools
 from headrace.router.placement.types import Shed, Waiting
-from headrace.router.pools import Pools
 from headrace.router.session import metrics
 from headrace.router.session.placing import fault_of
 from headrace.router.session.session import AGE_EVERY_S, CROWDED, SessionGauges, TenantCount, index_ready

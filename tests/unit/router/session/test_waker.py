@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.messages.members import WorkerMember
-from headrace.router.session.waker import worker_to_wake
+from headrace.router.session.intake import worker_to_wake
 
 
 class Wants(NamedTuple):

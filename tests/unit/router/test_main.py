@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.broker.models.cards import ModelCard
-from headrace.router import pools
-from headrace.router.pools import PoolSession
+from headrace.router import main
+from headrace.router.main import PoolSession
 from headrace.router.session.session import RouterSession
 
 CARD = ModelCard(model="m", pool="p", context_length=1, block_size=16)
@@ -56,7 +56,7 @@ def kept(sessions: Sequence[FakeSession | Exception]) -> PoolSession:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FIRST_WAIT_S", 0.01), ("MOST_WAIT_S", 0.04), ("STEADY_S", 0.05)):
-        monkeypatch.setattr(pools, name, value)
+        monkeypatch.setattr(main, name, value)
 
 
 async def waits_of(run: Callable[[], Any]) -> list[float]:
@@ -83,7 +83,7 @@ async def test_a_session_that_cannot_even_be_made_is_tried_again() -> None:
 
 
 async def test_a_router_that_leaves_starts_none_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "FIRST_WAIT_S", 60.0)
+    monkeypatch.setattr(main, "FIRST_WAIT_S", 60.0)
     pool = kept([ValueError("bad card")])
     running = asyncio.create_task(pool.run())
     await asyncio.sleep(0.01)
