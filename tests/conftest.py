@@ -33,7 +33,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 from headrace.workers.tokens import TokenTable
-from tests.support import examples, hard_limit, passed_before, process_shares
+from tests.support import examples
 from tests.support.moved_seeds import MOVED_SEED
 
 collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
@@ -89,26 +89,7 @@ mock.patch.object(TextEncoder, "use_fast_tokenizer", _use_fast_tokenizer_once).s
 mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_transports.create_ssl_context)).start()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    hard_limit.configure(config)
-    passed_before.configure(config)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with hard_limit.limited(item):
-        return (yield)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    hard_limit.again(node)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = process_shares.ordered(items)
-    if lost := process_shares.left_out(items):
-        raise pytest.UsageError(f"`make test` does not look for a test that kills where these are: {', '.join(lost)}")
     if searching.get_current_profile_name() == examples.FAST:
         examples.shorten(items)
 
@@ -118,16 +99,6 @@ def pytest_collection_finish() -> None:
     """What has been imported by now stays: the collector need not look through it again (user time of the unit tests -5 %)."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile` knows which files belong together."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from tests.support.xdist_scheduler import SharedScheduling
-
-    return SharedScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

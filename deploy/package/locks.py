@@ -20,12 +20,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy.install import ATHERIS, DIFFUSION, NIXL, SGLANG
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "locks"
 LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64' and platform_python_implementation == 'CPython'"
 
-# vLLM's CPU build wants the CPU build of PyTorch, which the Makefile installs alone: the usual index has it for no version. Its
-# relatives come as CUDA builds there, and text models need none of them (docs/dependencies.md).
+# vLLM's CPU build wants the CPU build of PyTorch, which deploy/install.py installs alone: the usual index has no version of it.
+# Its relatives come as CUDA builds there, and text models need none of them (docs/dependencies.md).
 _TORCH = ("torch", "torchvision", "torchaudio", "torchcodec")
 _TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools")
 
@@ -56,10 +58,10 @@ LOCKS = {
     ),
     "vllm-cuda": Lock("What `make install ENGINE=vllm` installs with a GPU", extras=("vllm-cuda",)),
     "sglang-cuda": Lock("What `make install ENGINE=sglang` installs with a GPU", extras=("sglang",)),
-    "sglang-cpu": Lock("What SGLang without a GPU needs beside vLLM", alone=("SGLANG", "SGLANG_NEEDS"), within="vllm-cpu"),
-    "nixl": Lock("NIXL", alone=("NIXL",)),
-    "diffusion": Lock("What pictures and videos need beside vLLM", alone=("DIFFUSION",), within="vllm-cpu"),
-    "fuzz": Lock("What `make fuzz` needs", alone=("ATHERIS",)),
+    "sglang-cpu": Lock("What SGLang without a GPU needs beside vLLM", alone=SGLANG, within="vllm-cpu"),
+    "nixl": Lock("NIXL", alone=NIXL),
+    "diffusion": Lock("What pictures and videos need beside vLLM", alone=DIFFUSION, within="vllm-cpu"),
+    "fuzz": Lock("What `make fuzz` needs", alone=ATHERIS),
     "test": Lock("What the tests and checks need", extras=("test", "lint"), within="vllm-cpu"),
 }
 
@@ -87,7 +89,7 @@ def _compiled(uv: Path, lock: Lock, folder: Path, constraint: Path | None) -> st
     source.write_text(_project(lock))
     if lock.alone:
         source = folder / "requirements.in"
-        source.write_text("\n".join(one for name in lock.alone for one in variable(name)))
+        source.write_text("\n".join(lock.alone))
         command.append("--no-deps")
     if lock.left_out:
         overrides = folder / "overrides.txt"
@@ -119,12 +121,6 @@ def _project(lock: Lock) -> str:
         f'[project]\nname = "headrace"\nversion = "0"\nrequires-python = "{python}"\n'
         f"dependencies = {json.dumps(needs)}\n[project.optional-dependencies]\n{extras}{uv}"
     )
-
-
-def variable(name: str) -> list[str]:
-    """Return the packages that a variable of the Makefile names."""
-    text = (ROOT / "Makefile").read_text()
-    return next(line.partition(":=")[2] for line in text.splitlines() if line.startswith(f"{name} :=")).split()
 
 
 def requirements(name: str) -> list[str]:

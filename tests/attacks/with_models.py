@@ -107,9 +107,9 @@ ATTEMPTS = (
         "pip is not told to",
         (
             Cut(
-                "Makefile",
-                "INSTALL_LOCKED = $(INSTALL) --no-deps --require-hashes -r",
-                "INSTALL_LOCKED = $(INSTALL) --no-deps -r",
+                "deploy/install.py",
+                'pip("--no-deps", "--require-hashes", "-r", f"{LOCK}/{lock}.txt")',
+                'pip("--no-deps", "-r", f"{LOCK}/{lock}.txt")',
             ),
         ),
     ),

