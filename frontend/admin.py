@@ -17,9 +17,8 @@ from headrace.broker.errors import AdapterRefused
 from headrace.frontend.auth.key_ring import who
 from headrace.frontend.errors import BadRequest, RequestUnknown, RouteNotFound
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_body
+from headrace.frontend.http.bodies import decode_body, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange, UnaryEndpoint
-from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.ports import JobPort, Models, Served
 from headrace.frontend.settings import FrontendSettings
 

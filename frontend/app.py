@@ -33,8 +33,7 @@ from headrace.frontend.job_renderer import ApiRenderer, Charge
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaModelRoutes, OllamaPromptApi, OllamaVectorApi
 from headrace.frontend.ollama.schema import OllamaForm
-from headrace.frontend.openai.chat import ChatApi
-from headrace.frontend.openai.completions import CompletionApi
+from headrace.frontend.openai.chat import ChatApi, CompletionApi
 from headrace.frontend.openai.stored_chats import StoredChatRoutes, StoredChats
 from headrace.frontend.openai.token_generation import PATH as GENERATE
 from headrace.frontend.openai.token_generation import TokenGenerationApi
@@ -51,8 +50,7 @@ from headrace.frontend.responses.items import History
 from headrace.frontend.responses.routes import CompactionApi, ResponseRoutes
 from headrace.frontend.responses.stored import StoredBackground
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.startup_app import error_response, form_of
-from headrace.frontend.status import Lifecycle, StatusRoutes
+from headrace.frontend.status import Lifecycle, StatusRoutes, error_response, form_of
 from headrace.frontend.stored_videos import PATH as VIDEOS
 from headrace.frontend.stored_videos import StoredVideos, VideoRoutes
 from headrace.frontend.tracer import TracedApp, Tracer, tracer_of

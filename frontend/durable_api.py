@@ -30,9 +30,8 @@ from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.job_options import AFFINITY_HEADER, REQUIRE_HEADER, WORKER_HEADER, deadline_of, tier_of
 from headrace.frontend.generation.plan import Plan, tenant_in, tenant_of
 from headrace.frontend.generation.sse import DONE, KEEPALIVE, StreamWriter, UsageCounter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, StoredJobPort
 from headrace.frontend.settings import FrontendSettings

@@ -24,9 +24,8 @@ from headrace.broker.files.uploads import UploadStore
 from headrace.frontend.answer_schema import ExpiresAfter, Page
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, missing, wrong
 from headrace.frontend.http.exchange import ClientGone, PageQuery, announced_bytes, body_pieces, log_ids, read_body
-from headrace.frontend.http.field_checks import missing, wrong
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader, form_events
 from headrace.frontend.metrics import Metrics

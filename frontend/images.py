@@ -21,9 +21,8 @@ from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.job_options import RequestOptions, job_options_of
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.settings import FrontendSettings

@@ -25,9 +25,8 @@ from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.plan import Plan, check_size
 from headrace.frontend.generation.request_checks import check_choices
 from headrace.frontend.generation.sse import Head, StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import check_shape
+from headrace.frontend.http.bodies import check_shape, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.token_generation import TokenEvents, TokenOptions, TokenWriter
 from headrace.frontend.ports import Models

@@ -27,20 +27,6 @@ from headrace.frontend.anthropic.schema import AnthropicError, CountRequest, Mes
 from headrace.frontend.batches import SCHEMAS as BATCH_SCHEMAS
 from headrace.frontend.batches import batch_paths
 from headrace.frontend.chat_schema import ChatRequest, CompletionRequest
-from headrace.frontend.describe import (
-    ERRORS,
-    PAGE,
-    changing,
-    either,
-    generation,
-    in_path,
-    json_answer,
-    operation,
-    some_object,
-    states,
-    stored_errors,
-    streamed,
-)
 from headrace.frontend.files import SCHEMAS as FILE_SCHEMAS
 from headrace.frontend.files import file_paths
 from headrace.frontend.images import SCHEMAS as IMAGES_SCHEMAS
@@ -72,6 +58,89 @@ from headrace.frontend.responses.schema import (
 )
 from headrace.frontend.transcriptions import SCHEMAS as TRANSCRIPTIONS_SCHEMAS
 from headrace.frontend.videos import SCHEMAS as VIDEOS_SCHEMAS
+
+# Builds the operations and answers that the description of the API consists of.
+
+ERRORS = {
+    "400": "a parameter is missing, wrong or not supported; `param` names it",
+    "404": "no such model or route",
+    "405": "wrong method",
+    "408": "the body did not arrive in time",
+    "413": "the body is too large",
+    "414": "the URL is too long",
+    "431": "the headers are too many or too large",
+    "499": "the request was cancelled by a call",
+    "429": "a queue is full; see Retry-After and `code`",
+    "500": "internal error",
+    "502": "the engine failed",
+    "503": "no worker is ready, or the broker cannot be reached",
+    "504": "the deadline passed",
+}
+
+PAGE = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}},
+]
+
+
+def stored_errors() -> dict[str, Any]:
+    return {
+        status: json_answer(text, "ErrorAnswer")
+        for status, text in ERRORS.items()
+        if status in ("400", "404", "408", "413", "503")
+    }
+
+
+def in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def changing(summary: str, request: str, answer: str) -> dict[str, Any]:
+    return generation(summary, request, answer, streams=False)
+
+
+def generation(summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True) -> dict[str, Any]:
+    """Return a POST with a body, all of whose errors have the shape `error`. With `streams` it may be answered by events."""
+    whole = streamed(answer) if streams else json_answer("the answer", answer)
+    body = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}}
+    statuses = {**ERRORS, "529": ERRORS["503"]} if error == "AnthropicError" else ERRORS
+    responses = {"200": whole} | {status: json_answer(text, error) for status, text in statuses.items()}
+    return {"summary": summary, "requestBody": body, "responses": responses}
+
+
+def operation(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation without a body."""
+    return {"summary": summary, "responses": responses}
+
+
+def json_answer(description: str, schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"description": description, "content": content}
+
+
+def either(description: str, *schemas: str) -> dict[str, Any]:
+    options = [{"$ref": f"#/components/schemas/{schema}"} for schema in schemas]
+    return {"description": description, "content": {"application/json": {"schema": {"anyOf": options}}}}
+
+
+def streamed(schema: str) -> dict[str, Any]:
+    answer = json_answer("the answer; with `stream` server-sent events", schema)
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+    answer["content"]["text/event-stream"] = {"schema": event}  # of each event
+    return answer
+
+
+def some_object(description: str) -> dict[str, Any]:
+    """Return the answers of an operation that gives an object of no fixed type."""
+    return {"200": {"description": description, "content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+def states(good: str, bad: str) -> dict[str, Any]:
+    """Return the answers 200 and 503 of an operation that tells a state."""
+    body = {"application/json": {"schema": {"type": "object"}}}
+    return {"200": {"description": good, "content": body}, "503": {"description": bad, "content": body}}
+
 
 CHATS_TYPES: tuple[type[msgspec.Struct], ...] = (
     ChatRequest,

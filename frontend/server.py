@@ -39,8 +39,7 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.request_audit import audit_writer
 from headrace.frontend.serving import listen, listen_alone, serve
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.startup_app import StartupApp
-from headrace.frontend.status import Lifecycle
+from headrace.frontend.status import Lifecycle, StartupApp
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.health import BrokerHealth

@@ -21,8 +21,8 @@ from headrace.broker.messages.durable import JobResult
 from headrace.frontend.answer_schema import Page
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.generation.plan import tenant_in
+from headrace.frontend.http.bodies import unsupported
 from headrace.frontend.http.exchange import PageQuery
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ports import RecordPort, StoredJobPort
 from headrace.jetstream.errors import ObjectNotFound
 

@@ -20,9 +20,8 @@ from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import explain
+from headrace.frontend.http.bodies import explain, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
 from headrace.frontend.prompts.model_cache import ModelCache

@@ -23,9 +23,8 @@ from headrace.frontend.durable_api import ConnectionEvents
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_of
 from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import check_shape, decode_request, explain
+from headrace.frontend.http.bodies import check_shape, decode_request, explain, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.images import PictureApi, Results, file_of
 from headrace.frontend.settings import FrontendSettings

@@ -21,7 +21,7 @@ from headrace.frontend.chat_schema import (
 )
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.request_checks import KNOWN_TOOLS, hosted_type
-from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
+from headrace.frontend.http.bodies import list_at, mapping_at, missing, text_at, unsupported, wrong
 
 # Converts the turns of the Messages API into the messages of a chat, by the rules of vLLM's server.
 

@@ -20,8 +20,8 @@ from headrace.frontend.chat_schema import GenerationRequest, ResponseFormat, Str
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.job_options import job_options_of, tier_of
 from headrace.frontend.generation.sse import Head, StreamWriter, UsageCounter, WholeWriter
+from headrace.frontend.http.bodies import missing
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.field_checks import missing
 from headrace.frontend.prompts.model_cache import LoadedModel
 from headrace.frontend.prompts.prompt_encoder import Prompt
 from headrace.frontend.settings import FrontendSettings

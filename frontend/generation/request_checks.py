@@ -12,7 +12,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.frontend.chat_schema import ChatRequest, GenerationRequest, NamedTool, Tool, ToolChoice
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.content_blocks import as_function
-from headrace.frontend.http.field_checks import missing, unsupported
+from headrace.frontend.http.bodies import missing, unsupported
 from headrace.frontend.settings import FrontendSettings
 
 REFUSED = {

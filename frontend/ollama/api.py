@@ -23,9 +23,8 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
 from headrace.frontend.generation.request_checks import hosted_type
 from headrace.frontend.generation.sse import UsageCounter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ollama.schema import (
     KeepAlive,
     OllamaChatRequest,

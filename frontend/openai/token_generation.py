@@ -35,9 +35,8 @@ from headrace.frontend.generation.sse import (
     WholeWriter,
     prompt_logprobs,
 )
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit

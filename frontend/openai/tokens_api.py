@@ -13,9 +13,8 @@ from headrace.frontend.auth.caller import check_model
 from headrace.frontend.chat_schema import ChatRequest, Message, TokenId, Tool
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.request_checks import toolbox_of
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.openai.chat import named_roles, plain_messages
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache

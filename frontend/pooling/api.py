@@ -13,9 +13,8 @@ from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import Head, UsageCounter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.pooling.jobs import (
     Bounds,
     Encoded,

@@ -15,9 +15,8 @@ from headrace.broker.messages.requests import Pooling, PoolingInput, PoolingTask
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.generation.job_options import job_options_of
-from headrace.frontend.http.bodies import kinds_of
+from headrace.frontend.http.bodies import kinds_of, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.pooling.schema import PoolingBase
 from headrace.frontend.prompts.model_cache import LoadedModel
 from headrace.frontend.prompts.prompt_encoder import PromptEncoder

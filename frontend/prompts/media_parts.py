@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.chat_schema import Message
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.http.field_checks import missing
+from headrace.frontend.http.bodies import missing
 
 # Determines the media type by the first bytes. The type that a server or a client declares is not used.
 

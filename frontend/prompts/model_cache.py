@@ -25,7 +25,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.broker.torch_tensors import TensorUnreadable, read_matrix
 from headrace.frontend.chat_schema import CompletionRequest
 from headrace.frontend.errors import BadRequest, FrontendError, ModelUnusable
-from headrace.frontend.http.field_checks import model_name, unsupported
+from headrace.frontend.http.bodies import model_name, unsupported
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, Served
 from headrace.frontend.prompts.media import Malformed, TooMuch, decode_base64

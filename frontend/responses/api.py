@@ -19,9 +19,8 @@ from headrace.frontend.chat_schema import ChatRequest, JsonSchema, Message, Resp
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
 from headrace.frontend.generation.plan import GenerationPlan, Plan, tenant_of
 from headrace.frontend.generation.sse import LogprobWriter
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, missing, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
-from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
 from headrace.frontend.ports import ResponsePort

@@ -22,9 +22,8 @@ from headrace.broker.jobs import new_id
 from headrace.frontend.answer_schema import MetadataChange
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import PageQuery, read_body
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ports import RecordPort, ResponsePort
 from headrace.frontend.responses.answer import ItemList
 from headrace.frontend.responses.items import ItemForm as Item

@@ -21,7 +21,7 @@ from headrace.broker.errors import ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.chat_schema import Message
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
+from headrace.frontend.http.bodies import list_at, mapping_at, missing, text_at, unsupported, wrong
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.toolset import SEARCH, Toolset, toolset_of
 

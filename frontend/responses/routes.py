@@ -19,9 +19,8 @@ from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_in, tenant_of
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange, PageQuery
-from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import CompactedAnswer, DeletedResponse, ItemList, usage_of

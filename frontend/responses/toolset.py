@@ -20,7 +20,7 @@ import msgspec
 from headrace.frontend.chat_schema import AllowedTools, CustomTool, Function, FunctionName, NamedTool, Tool, ToolChoice
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.request_checks import KNOWN_TOOLS, NOT_RUN, hosted_type
-from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
+from headrace.frontend.http.bodies import list_at, mapping_at, missing, text_at, unsupported, wrong
 
 Item = Mapping[str, Any]
 Kind = Literal["function", "custom", "tool_search"]

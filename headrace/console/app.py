@@ -28,17 +28,15 @@ from headrace.broker.keys import KeyStore
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import add_setting_flags, connect_options, subjects
 from headrace.config.settings import Settings
-from headrace.console.actions import Actions, RequestRoutes, StreamMetrics
 from headrace.console.guard import ConsoleGuard, ConsolePages, FrontendProxy
 from headrace.console.readers import Readers, started_workers
-from headrace.console.tables import LiveTables, Sections, Shared, Source
+from headrace.console.tables import Actions, LiveTables, RequestRoutes, Sections, Shared, Source, StreamMetrics
 from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import FrontendError, MethodNotAllowed, RouteNotFound, translate
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.startup_app import error_response
-from headrace.frontend.status import Lifecycle
+from headrace.frontend.status import Lifecycle, error_response
 from headrace.jetstream.client import Connection, connect_patiently
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.subjects import Subjects

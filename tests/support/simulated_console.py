@@ -21,11 +21,10 @@ from headrace.broker.keys import KeyRecord
 from headrace.broker.messages.control import Routed
 from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.members import RouterMember, WorkerMember
-from headrace.console.actions import PAGE, placement_row
 from headrace.console.app import ConsoleOptions, build_app
 from headrace.console.guard import ConsoleGuard
 from headrace.console.readers import StartingWorker, deployment_tables, prefix_map
-from headrace.console.tables import Sections, Shared, Source
+from headrace.console.tables import PAGE, Sections, Shared, Source, placement_row
 
 KEY = "the-admin-key-of-a-test"
 

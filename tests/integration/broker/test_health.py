@@ -14,8 +14,7 @@ from headrace.broker.models.directory import publish_card
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.server import _Work
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.startup_app import StartupApp
-from headrace.frontend.status import Lifecycle
+from headrace.frontend.status import Lifecycle, StartupApp
 from headrace.jetstream import client
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamDisabled, PublishUnknown, ServerUnreachable

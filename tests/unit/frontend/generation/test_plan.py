@@ -14,7 +14,6 @@ from headrace.broker.codec import unpack_u32, unpack_u64
 from headrace.broker.messages.requests import Sampling
 from headrace.frontend.generation import plan
 from headrace.frontend.openai import chat as openai_chat
-from headrace.frontend.openai import completions as openai_completions
 from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, end, frontend, post, row, say
 
 
@@ -268,8 +267,7 @@ async def test_a_request_enters_the_planning_step_once(path: str, monkeypatch: p
         entered.append(args[0])
         return plan.plan_generation(*args)
 
-    for module in (openai_chat, openai_completions):
-        monkeypatch.setattr(module, "plan_generation", counted)
+    monkeypatch.setattr(openai_chat, "plan_generation", counted)
     await job_of(path, model=MODEL, **PROMPTS[path])
     assert len(entered) == 1
 

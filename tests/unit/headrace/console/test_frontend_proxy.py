@@ -16,7 +16,7 @@ from headrace.broker.keys import KeyRecord
 from headrace.console import guard as frontend_proxy
 from headrace.console.guard import ConsoleGuard, FrontendProxy
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.startup_app import error_response
+from headrace.frontend.status import error_response
 
 Handler = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

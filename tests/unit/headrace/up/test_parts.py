@@ -18,7 +18,6 @@ from headrace.base.process import stop_signals
 from headrace.broker.messages.members import WorkerMember
 from headrace.commands.control import find_worker
 from headrace.config.settings import load
-from headrace.up.announce import ready_text
 from headrace.up.parts import (
     ConsolePart,
     assign_ports,
@@ -31,6 +30,7 @@ from headrace.up.parts import (
     served_models,
 )
 from headrace.up.runfile import RunFile
+from headrace.up.supervisor import ready_text
 from headrace.up.terminal import Terminal, stopping_text
 
 
