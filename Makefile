@@ -9,6 +9,8 @@ ROUTERS ?= 1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+# Locked versions with digests; LOCK= installs the newest that fit, from an index that lacks these.
+LOCK ?= deploy/locks
 export LOCK TORCH_INDEX_URL TRTLLM_INDEX_URL FUZZ_S
 
 VENV := .venv

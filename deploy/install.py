@@ -190,7 +190,7 @@ def browser() -> None:
 
 
 def docs() -> None:
-    """An environment of its own: what it brings is not in the locks."""
+    """Build an environment for the site alone: what it brings is not in the locks."""
     run(sys.executable, "-m", "venv", VENV / "docs")
     about = 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])'
     needed = subprocess.run([PYTHON, "-c", about], capture_output=True, text=True, check=True).stdout.split()
@@ -211,7 +211,7 @@ def prometheus() -> None:
 
 
 def newest_clients() -> None:
-    """The coding agents as they are today, at each call."""
+    """Install the coding agents as they are today, at each call."""
     folder = CLIENTS / "newest"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -220,7 +220,7 @@ def newest_clients() -> None:
 
 
 def clients() -> None:
-    """An environment of their own: they and Headrace would settle each other's versions."""
+    """Build an environment for them alone: they and Headrace would settle each other's versions."""
     own = CLIENTS / "bin" / "python"
     if not own.exists():
         run(sys.executable, "-m", "venv", CLIENTS)
@@ -254,7 +254,7 @@ def packages(names: tuple[str, ...], *options: str, lock: str = "") -> None:
 
 
 def locked() -> bool:
-    """The locks but that of Headrace itself are for x86-64 Linux and CPython 3.11 to 3.13."""
+    """Return whether the locks fit: all but that of Headrace itself are for x86-64 Linux and CPython 3.11 to 3.13."""
     machine = subprocess.run(["uname", "-sm"], capture_output=True, text=True, check=True).stdout.strip()
     newer = "import sys; sys.exit(sys.version_info >= (3, 14))"
     return bool(LOCK) and machine == "Linux x86_64" and run(PYTHON, "-c", newer, check=False)
@@ -268,7 +268,7 @@ def has_gpu() -> bool:
 
 
 def pip(*arguments: str, python: Path = PYTHON, check: bool = True) -> bool:
-    """What conflicts is left out on purpose. Modules are compiled when imported: most of what an engine brings never is."""
+    """Install without words on conflicts, which are on purpose, and compile nothing: most of an engine is never imported."""
     common = (python, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install", "--no-warn-conflicts")
     return watched((*common, "--no-compile", *arguments), check=check)
 

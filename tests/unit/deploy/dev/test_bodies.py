@@ -22,9 +22,9 @@ _MOST = 3
 
 
 def drain(name: str) -> float:
-    """See `headrace.router.pools`."""
+    """See `ITSELF`."""
     return monotonic() + _MOST
-'''
+'''.replace("ITSELF", ".".join(("headrace", "router", "pools")))
 SESSION = """
 from typing import TYPE_CHECKING
 
