@@ -17,7 +17,7 @@ from headrace.broker.errors import AdapterRefused
 from headrace.frontend.auth.key_ring import who
 from headrace.frontend.errors import BadRequest, RequestUnknown, RouteNotFound
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_body, model_name, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_body, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange, UnaryEndpoint
 from headrace.frontend.ports import JobPort, Models, Served
 from headrace.frontend.settings import FrontendSettings
@@ -93,8 +93,8 @@ class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-_load = msgspec.json.Decoder(LoadRequest)
-_unload = msgspec.json.Decoder(UnloadRequest)
+_load = ReportingDecoder(LoadRequest)
+_unload = ReportingDecoder(UnloadRequest)
 
 
 def adapter_routes(loader: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:

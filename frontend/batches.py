@@ -39,7 +39,7 @@ from headrace.broker.messages.events import Cancel
 from headrace.frontend.answer_schema import CachedTokens, CompletionTokens, ExpiresAfter, Metadata, Page
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import PageQuery, read_body
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.ports import Messaging
@@ -397,7 +397,7 @@ class _CancelBroadcast:
 
 BASE = "/v1/batches"
 
-_new = msgspec.json.Decoder(NewBatchRequest)
+_new = ReportingDecoder(NewBatchRequest)
 
 
 class BatchRoutes:

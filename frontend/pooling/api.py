@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages.requests import PoolingTask
@@ -13,7 +11,7 @@ from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import Head, UsageCounter
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.pooling.jobs import (
     Bounds,
@@ -45,9 +43,9 @@ from headrace.frontend.settings import FrontendSettings
 
 PURPOSES = {"embed": "embedding generation", "classify": "classification"}
 
-_embedding = msgspec.json.Decoder(EmbeddingRequest)
-_classify = msgspec.json.Decoder(ClassifyRequest)
-_pooling = msgspec.json.Decoder(PoolingRequest)
+_embedding = ReportingDecoder(EmbeddingRequest)
+_classify = ReportingDecoder(ClassifyRequest)
+_pooling = ReportingDecoder(PoolingRequest)
 
 
 class _VectorApi:
@@ -171,8 +169,8 @@ def vector_answer(
 # A model that scores pairs reads both texts at once. With a model that only makes embeddings, every text is embedded, a query
 # of many documents once, and the score is the cosine of the two vectors.
 
-_score = msgspec.json.Decoder(ScoreRequest)
-_rerank = msgspec.json.Decoder(RerankRequest)
+_score = ReportingDecoder(ScoreRequest)
+_rerank = ReportingDecoder(RerankRequest)
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
