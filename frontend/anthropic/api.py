@@ -52,7 +52,7 @@ from headrace.frontend.settings import FrontendSettings
 _encode = msgspec.json.Encoder().encode
 
 Edits = AppliedEdits | UnsetType
-"""What `context_management` did; unset = the request has none."""
+"""The edits that `context_management` has applied; unset = the request has none."""
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
