@@ -27,10 +27,9 @@ from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, pos
 from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
 from tests.support.frontend.stored_jobs import MemoryJobs
 
-ROWS = [
-    line.split("|")[1:3]
-    for line in (Path(__file__).parents[4] / "docs" / "http.md").read_text().split("\n### Messages")[0].splitlines()
-    if line.startswith("| `")
+ITEMS = [
+    " ".join(item.split()).partition(": ")[::2]
+    for item in (Path(__file__).parents[4] / "docs" / "http.md").read_text().split("\n### Messages")[0].split("\n* ")
 ]
 
 KNOWN: list[tuple[Any, Any, tuple[str, ...]]] = [
@@ -47,8 +46,8 @@ OPENAI = {
 
 
 def decided(name: str) -> str:
-    """What the table says of a field."""
-    said = [what for names, what in ROWS if f"`{name}`" in names or f"`{name}." in names]
+    """What the list says of a field."""
+    said = [what for names, what in ITEMS if f"`{name}`" in names or f"`{name}." in names]
     assert said, f"docs/http.md does not say what becomes of {name}"
     return said[0]
 
