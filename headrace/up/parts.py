@@ -11,8 +11,9 @@ import secrets
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from headrace.base.errors import SettingsError
@@ -210,6 +211,7 @@ def _asks_for_keys(settings: Settings) -> bool:
 
 FRONTEND_GRACE_S = 5.0
 ROUTER_GRACE_S = 5.0
+PART_GROUP = "headrace.parts"
 _MARGIN_S = 1.0  # a part ends its own grace period before it is killed
 
 
@@ -229,9 +231,10 @@ class Parts:
     workers: tuple[ManagedProcess, ...] = ()
     routers: tuple[ManagedProcess, ...] = ()
     console: ConsolePart | None = None
+    installed: tuple[ManagedProcess, ...] = ()  # those of other packages
 
     def __iter__(self) -> Iterator[ManagedProcess]:
-        yield from (*self.frontends, *self.workers, *self.routers)
+        yield from (*self.frontends, *self.workers, *self.routers, *self.installed)
         if self.console is not None:
             yield self.console.part
 
@@ -251,7 +254,29 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int,
     login = logins.router() if logins is not None else {}
     routers = _routers(settings, {**environment, **login}, taken)
     url = base_url(settings["frontend.host"], port, tls=settings["frontend.tls_cert"] is not None)
-    return Parts(frontends, workers, routers, console_part(settings, environment, frontend=url, taken=taken, logins=logins))
+    console = console_part(settings, environment, frontend=url, taken=taken, logins=logins)
+    parts = Parts(frontends, workers, routers, console)
+    return replace(parts, installed=_installed(settings, environment, {part.name for part in parts}))
+
+
+def _installed(settings: Settings, environment: Mapping[str, str], names: set[str]) -> tuple[ManagedProcess, ...]:
+    """Return the parts of other packages: entry points that are functions of settings and environment.
+
+    Each returns a ManagedProcess, whose `argv` is a command of `headrace`, or None. Raises SettingsError.
+    """
+    found: list[ManagedProcess] = []
+    for point in sorted(entry_points(group=PART_GROUP), key=lambda point: point.name):
+        try:
+            part = point.load()(settings, without_secrets_of_others(environment, point.name))
+        except Exception as error:
+            raise SettingsError(f"part {point.name!r} ({point.value}) cannot be made: {error}") from error
+        if part is None:
+            continue
+        if not isinstance(part, ManagedProcess) or part.name in names:
+            raise SettingsError(f"part {point.name!r} ({point.value}) must be a ManagedProcess with a name of its own")
+        names.add(part.name)
+        found.append(part)
+    return tuple(found)
 
 
 def _frontends(settings: Settings, environment: Mapping[str, str], port: int, taken: set[int]) -> tuple[ManagedProcess, ...]:

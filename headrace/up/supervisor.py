@@ -317,7 +317,7 @@ class Supervisor:
         self._stopping.set()
 
     def _serves_without(self, part: ManagedProcess) -> bool:
-        if part in self._parts.routers or self._is_console(part):
+        if part in (*self._parts.routers, *self._parts.installed) or self._is_console(part):
             return True
         return self._ready and self._parts.others_serve(part)
 
@@ -345,8 +345,8 @@ class Supervisor:
     async def _stop_in_order(self) -> None:
         worker_grace_s = self._settings["up.grace_s"] + _KILL_AFTER_GRACE_S
         async with asyncio.TaskGroup() as group:
-            for worker in self._parts.workers:
-                group.create_task(self._stop_part(worker, grace_s=worker_grace_s))
+            for part in (*self._parts.workers, *self._parts.installed):
+                group.create_task(self._stop_part(part, grace_s=worker_grace_s))
             for router in self._parts.routers:
                 group.create_task(self._stop_part(router, grace_s=ROUTER_GRACE_S))
             if self._parts.console is not None:

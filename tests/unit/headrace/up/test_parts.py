@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from headrace.base.errors import AlreadyRunning, CommandError, SettingsError
 from headrace.base.process import stop_signals
 from headrace.broker.messages.members import WorkerMember
 from headrace.commands.control import find_worker
-from headrace.config.settings import load
+from headrace.config.settings import Settings, load
 from headrace.up.parts import (
+    PART_GROUP,
     ConsolePart,
+    Parts,
     assign_ports,
     base_url,
     choose_port,
@@ -29,6 +33,7 @@ from headrace.up.parts import (
     make_parts,
     served_models,
 )
+from headrace.up.restart_policy import ManagedProcess, RestartState
 from headrace.up.runfile import RunFile
 from headrace.up.supervisor import ready_text
 from headrace.up.terminal import Terminal, stopping_text
@@ -209,6 +214,45 @@ def test_parts_of_one_deployment_tell_different_free_ports() -> None:
     assert [str(port) for port in told] == given
     assert len(set(told)) == 4
     assert 0 not in told
+
+
+def _cleaner(settings: Settings, environment: Mapping[str, str]) -> ManagedProcess | None:
+    if settings["up.routers"] == 0:
+        return None
+    return ManagedProcess("cleaner", ("clean",), environment, RestartState(essential=False))
+
+
+def _impostor(settings: Settings, environment: Mapping[str, str]) -> ManagedProcess:
+    return ManagedProcess("router-1", ("clean",), environment, RestartState(essential=False))
+
+
+def with_installed(monkeypatch: pytest.MonkeyPatch, value: str, **flags: str) -> Parts:
+    point = EntryPoint("clean", value, PART_GROUP)
+    monkeypatch.setattr("headrace.up.parts.entry_points", lambda *, group: [point] if group == PART_GROUP else [])
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    environment = {"HEADRACE_API_KEY": "secret", "X": "y"}
+    return make_parts(load("up", flags={"worker.engine": "sim", **named}), environment, port=1)
+
+
+def test_a_part_of_another_package_is_started_without_the_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = with_installed(monkeypatch, f"{__name__}:_cleaner")
+    (cleaner,) = parts.installed
+    assert cleaner in list(parts)
+    assert (cleaner.argv, dict(cleaner.env)) == (("clean",), {"X": "y"})
+    assert with_installed(monkeypatch, f"{__name__}:_cleaner", up__routers="0").installed == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("no_such_package:part", "'clean' .* cannot be made: No module named"),
+        (f"{__name__}:_impostor", "'clean' .* with a name of its own"),
+        ("builtins:max", "'clean' .* cannot be made"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        with_installed(monkeypatch, value)
 
 
 def part(taken: set[int] | None = None, **flags: str) -> ConsolePart | None:
