@@ -11,16 +11,14 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from headrace.broker.errors import AdapterRefused
 from headrace.frontend.auth.key_ring import who
 from headrace.frontend.errors import BadRequest, RequestUnknown, RouteNotFound
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import ReportingDecoder, decode_body, model_name, unsupported
-from headrace.frontend.http.exchange import HttpExchange, UnaryEndpoint
+from headrace.frontend.http.bodies import decode_body, model_name, unsupported
+from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.ports import JobPort, Models, Served
-from headrace.frontend.settings import FrontendSettings
 
 ANSWER_ID = re.compile(r"[a-z-]+[-_](?P<job>[0-9a-f]{26})")  # ids of answers contain the id of their job
 ASK_S = 2.0  # for the other frontends to answer
@@ -93,13 +91,8 @@ class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-_load = ReportingDecoder(LoadRequest)
-_unload = ReportingDecoder(UnloadRequest)
-
-
-def adapter_routes(loader: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
-    api = AdapterApi(loader, models)
-    return {LOAD: UnaryEndpoint(api.load, settings), UNLOAD: UnaryEndpoint(api.unload, settings)}
+_load = msgspec.json.Decoder(LoadRequest)
+_unload = msgspec.json.Decoder(UnloadRequest)
 
 
 class AdapterApi:

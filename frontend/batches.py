@@ -37,10 +37,12 @@ from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.messages.durable import JobResult
 from headrace.broker.messages.events import Cancel
 from headrace.frontend.answer_schema import CachedTokens, CompletionTokens, ExpiresAfter, Metadata, Page
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request
+from headrace.frontend.http.bodies import decode_request
 from headrace.frontend.http.exchange import PageQuery, read_body
+from headrace.frontend.openapi import stored_errors
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -397,7 +399,7 @@ class _CancelBroadcast:
 
 BASE = "/v1/batches"
 
-_new = ReportingDecoder(NewBatchRequest)
+_new = msgspec.json.Decoder(NewBatchRequest)
 
 
 class BatchRoutes:
@@ -448,3 +450,11 @@ class BatchRoutes:
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _mount(site: Site) -> None:
+    if site.stores.batches is not None:
+        site.routes += BatchRoutes(site.stores.batches, site.settings).routes()
+
+
+API = HttpApi(mount=_mount, paths=lambda: batch_paths(stored_errors()), types=SCHEMAS)

@@ -22,13 +22,15 @@ from headrace.broker.files.records import SLACK, FileLimits, FileRecord, UploadR
 from headrace.broker.files.store import MAX_LISTED, FileDraft, FileStore, FileWriter
 from headrace.broker.files.uploads import UploadStore
 from headrace.frontend.answer_schema import ExpiresAfter, Page
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, missing, wrong
+from headrace.frontend.http.bodies import decode_request, missing, wrong
 from headrace.frontend.http.exchange import ClientGone, PageQuery, announced_bytes, body_pieces, log_ids, read_body
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader, form_events
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.openapi import stored_errors
 from headrace.frontend.settings import FrontendSettings
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -389,7 +391,6 @@ class FileRoutes:
                         await writer.write(data)
             if "purpose" not in fields:
                 raise missing("purpose")
-            _new.report(fields.keys() - _FORM)
             assert writer is not None  # noqa: S101  # or the form would have been incomplete
             record = await writer.commit(purpose=check_purpose(fields["purpose"]), life_s=_life(fields))
         return _json(FileObject.of(record))
@@ -450,9 +451,8 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-_new = ReportingDecoder(NewUpload)
-_FORM = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
-_completion = ReportingDecoder(UploadCompletion)
+_new = msgspec.json.Decoder(NewUpload)
+_completion = msgspec.json.Decoder(UploadCompletion)
 
 
 class UploadRoutes:
@@ -505,3 +505,12 @@ async def _content(pieces: AsyncIterator[bytes], form: FormReader) -> AsyncItera
     async for event in form_events(pieces, form):
         if isinstance(event, FileData):
             yield event.data
+
+
+def _mount(site: Site) -> None:
+    if (uploads := site.stores.uploads) is not None:
+        site.routes += FileRoutes(uploads.files, site.settings, site.metrics).routes()
+        site.routes += UploadRoutes(uploads, site.settings, site.metrics).routes()
+
+
+API = HttpApi(mount=_mount, paths=lambda: file_paths(stored_errors()), types=SCHEMAS)

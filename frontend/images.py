@@ -15,14 +15,17 @@ from msgspec import Meta
 from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Finish, Row
-from headrace.broker.messages.requests import Picture, Pooling, PoolingInput, Spill
+from headrace.broker.messages.requests import Picture, Pooling, PoolingInput
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.job_options import RequestOptions, job_options_of
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
+from headrace.frontend.openapi import ERRORS, json_answer
+from headrace.frontend.ports import Results
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.settings import FrontendSettings
@@ -111,13 +114,6 @@ def size_of(given: str | None) -> tuple[int | None, int | None]:
     return sides[0], sides[1]
 
 
-class Results(Protocol):
-    """Reads results that were too large for a frame (`headrace.broker.spill.ResultObjects`)."""
-
-    async def get(self, spill: Spill) -> bytes:
-        """Raises BrokerError."""
-
-
 async def file_of(end: Finish, results: Results | None) -> bytes:
     """Return the picture or video of a finished choice. Raises BrokerError."""
     if end.spill is None:
@@ -164,7 +160,7 @@ def _answer(created: int, files: list[bytes]) -> bytes:
 
 PATH = "/v1/images/generations"
 
-_decoder = ReportingDecoder(ImageRequest)
+_decoder = msgspec.json.Decoder(ImageRequest)
 
 _TAKEN: dict[str, tuple[str, ...]] = {
     "response_format": ("b64_json",),
@@ -243,3 +239,24 @@ def _refuse(request: ImageRequest) -> None:
     for param in ("partial_images", "style", "output_compression"):
         if getattr(request, param):
             raise unsupported(param)
+
+
+def _mount(site: Site) -> None:
+    site.generate(PATH, ImageApi(site.model_cache, site.settings, site.stores.results))
+
+
+def _paths() -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/ImageRequest"}
+    return {
+        "/v1/images/generations": {
+            "post": {
+                "summary": "Make pictures of a prompt",
+                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+                "responses": {"200": json_answer("the pictures", "ImageAnswer")}
+                | {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()},
+            }
+        }
+    }
+
+
+API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from functools import partial
 
 import structlog
 
@@ -29,17 +29,19 @@ from headrace.broker.models.card_store import AdapterClient
 from headrace.broker.models.cards import read_card_key
 from headrace.broker.settings import IngressSettings, Timing, broker_wait_s
 from headrace.broker.spill import ResultObjects
-from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.apis import Stores, load_apis
+from headrace.frontend.app import Frontend, build_frontend
 from headrace.frontend.auth.key_ring import KeyRing, operator_acted
 from headrace.frontend.auth.quotas import QuotaShare
 from headrace.frontend.batches import FrontendBatches
 from headrace.frontend.files import file_limits
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.http.loop import return_large
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.request_audit import audit_writer
-from headrace.frontend.serving import listen, listen_alone, serve
+from headrace.frontend.serving import Drain, Parts, listen, listen_alone, serve
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.status import Lifecycle, StartupApp
+from headrace.frontend.status import StartupApp
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.health import BrokerHealth
@@ -63,8 +65,10 @@ async def run_frontend(
 ) -> None:
     """Serve until SIGTERM or SIGINT. `on_listening` gets the base URL. Run it under uvloop, which halves the cost of a socket.
 
-    Raises AddressUnavailable, and the ConnectError family if the broker cannot be used at the start.
+    Raises AddressUnavailable, SettingsError for an API that cannot be loaded, and the ConnectError family if the broker
+    cannot be used at the start.
     """
+    load_apis()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(listen(settings)))
         alone = [stack.enter_context(contextlib.closing(one)) for one in listen_alone(settings)]
@@ -83,7 +87,7 @@ async def run_frontend(
 
 
 class _Work:
-    """Runs the ingress and the application behind the listener, once the broker can be used."""
+    """The parts behind the listener: the ingress and the application's, once the broker can be used."""
 
     def __init__(
         self,
@@ -99,115 +103,115 @@ class _Work:
         self._subjects = subjects
         self._front = front
         self._ingress: Ingress | None = None
-        self._carrier: Carrier | None = None
-        self._carried: FrontendBatches | None = None
+        self._parts: Parts | None = None
 
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
         """Run until cancelled. `on_listening` is called once requests are accepted."""
-        settings, subjects, front = self._settings, self._subjects, self._front
-        topology = Topology(subjects, replicas=self._options.replicas)
-        async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
-            standing = BrokerHealth(work, topology, probe=True, on_mended=self._on_mended)
-            copies = await bucket_copies(work, subjects.bucket("members"))
-            ingress = self._ingress = Ingress(
-                work,
-                subjects,
-                settings=IngressSettings(
-                    timing=Timing().at_copies(copies),
-                    broker_wait_s=broker_wait_s(copies) if settings.broker_wait_s is None else settings.broker_wait_s,
-                    no_worker_wait_s=settings.no_worker_wait_s,
-                    slow_client_s=settings.slow_client_s,
-                    gather_s=settings.sse_gather_s,
-                    seals=bool(self._options.steward),
-                    card_key=read_card_key(settings.card_key or self._options.card_key),
-                ),
-                namespace=settings.namespace,
-                health=standing,
-            )
-            running = group.create_task(ingress.run(), name="ingress")
-            looking = group.create_task(standing.run(), name="standing")
-            limits = StoreLimits(
-                ttl_s=settings.response_ttl_s,
-                max_bytes=settings.response_max_bytes,
-                write_timeout_s=settings.response_store_s,
-            )
-            files = FileStore(work, subjects, file_limits(settings))
-            batches = self._carried = FrontendBatches(work, subjects, ingress, files, self._batches)
-            quotas = QueueQuotas(
-                work,
-                subjects,
-                QuotaLimits(jobs=settings.tenant_jobs, bytes=settings.tenant_job_bytes, tokens=settings.tenant_job_tokens),
-                is_line=batches.view.has,
-            )
-            ring = KeyRing(settings)
-            keys = KeyStore(work, subjects).watch(ring.apply)
-            watching = group.create_task(keys.run(), name="keys")
-            await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
-            ring.audited = True
-            await work.subscribe(subjects.audit(), operator_acted)
-            tokens = ring.tokens
-            if tokens is not None:
-                await tokens.load()
-            writer = await audit_writer(work, topology, settings, front.metrics, frontend=ingress.id)
-            responses = ResponseStore(work, subjects, limits)
-            records = RecordIndex(work, subjects, ttl_s=settings.response_ttl_s)
-            frontend = build_frontend(
-                ingress,
-                settings,
-                metrics=front.metrics,
-                lifecycle=front.lifecycle,
-                stores=Stores(
-                    responses=responses,
-                    records=records,
-                    jobs=StoredJobs(work, subjects, quotas),
-                    uploads=UploadStore(work, subjects, files),
-                    batches=batches.service,
-                    results=ResultObjects(work, subjects),
-                    notes=writer,
-                ),
-                adapters=AdapterClient(work, subjects),
-                ring=ring,
-            )
-            if frontend.stored_background is not None:
-                work.on_reconnect(frontend.stored_background.store_again)
-            share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
-            watching_quotas = group.create_task(share.run(), name="quota_share")
-            background = [running, looking, watching, watching_quotas]
-            background += [group.create_task(kept.room.run(), name="room") for kept in (responses, records)]
-            if writer is not None:
-                background.append(group.create_task(writer.run(), name="audit"))
-            if frontend.tracer is not None:
-                background.append(group.create_task(frontend.tracer.run(), name="traces"))
-            if tokens is not None:
-                background.append(group.create_task(tokens.run(), name="tokens"))
-            background.append(group.create_task(frontend.model_cache.run(), name="model_cache"))
-            background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
-            background.append(group.create_task(batches.run(), name="batches"))
-            background.append(group.create_task(quotas.run(lambda: ingress.lease_held), name="quotas"))
-            if settings.carry_jobs:
-                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches)
-                background.append(group.create_task(carrier.run(), name="carrier"))
+        topology = Topology(self._subjects, replicas=self._options.replicas)
+        async with _connection(self._options, topology, self._settings, self._front) as work, asyncio.TaskGroup() as group:
+            self._parts = Parts(group)
+            frontend = await self._start(self._parts, work, topology)
             quiet_gc()
             share_evenly()
             return_large()
-            front.open(frontend.app)
+            self._front.open(frontend.app)
             try:
                 url = await listening
                 if on_listening is not None:
                     on_listening(url)
                 await asyncio.Future()
             finally:
-                frontend.model_cache.close()
-                for task in background:
-                    task.cancel()
+                frontend.site.model_cache.close()
+                self._parts.stop()
+
+    async def _start(self, parts: Parts, work: Connection, topology: Topology) -> Frontend:
+        settings, subjects, front = self._settings, self._subjects, self._front
+        standing = BrokerHealth(work, topology, probe=True, on_mended=self._on_mended)
+        copies = await bucket_copies(work, subjects.bucket("members"))
+        ingress = self._ingress = Ingress(
+            work,
+            subjects,
+            settings=IngressSettings(
+                timing=Timing().at_copies(copies),
+                broker_wait_s=broker_wait_s(copies) if settings.broker_wait_s is None else settings.broker_wait_s,
+                no_worker_wait_s=settings.no_worker_wait_s,
+                slow_client_s=settings.slow_client_s,
+                gather_s=settings.sse_gather_s,
+                seals=bool(self._options.steward),
+                card_key=read_card_key(settings.card_key or self._options.card_key),
+            ),
+            namespace=settings.namespace,
+            health=standing,
+        )
+        parts.start("ingress", ingress.run, ingress.drain)
+        parts.start("standing", standing.run)
+        limits = StoreLimits(
+            ttl_s=settings.response_ttl_s,
+            max_bytes=settings.response_max_bytes,
+            write_timeout_s=settings.response_store_s,
+        )
+        files = FileStore(work, subjects, file_limits(settings))
+        batches = FrontendBatches(work, subjects, ingress, files, self._batches)
+        quotas = QueueQuotas(
+            work,
+            subjects,
+            QuotaLimits(jobs=settings.tenant_jobs, bytes=settings.tenant_job_bytes, tokens=settings.tenant_job_tokens),
+            is_line=batches.view.has,
+        )
+        ring = KeyRing(settings)
+        keys = KeyStore(work, subjects).watch(ring.apply)
+        parts.start("keys", keys.run)
+        await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
+        ring.audited = True
+        await work.subscribe(subjects.audit(), operator_acted)
+        tokens = ring.tokens
+        if tokens is not None:
+            await tokens.load()
+        writer = await audit_writer(work, topology, settings, front.metrics, frontend=ingress.id)
+        responses = ResponseStore(work, subjects, limits)
+        records = RecordIndex(work, subjects, ttl_s=settings.response_ttl_s)
+        frontend = build_frontend(
+            ingress,
+            settings,
+            metrics=front.metrics,
+            lifecycle=front.lifecycle,
+            stores=Stores(
+                responses=responses,
+                records=records,
+                jobs=StoredJobs(work, subjects, quotas),
+                uploads=UploadStore(work, subjects, files),
+                batches=batches.service,
+                results=ResultObjects(work, subjects),
+                notes=writer,
+            ),
+            adapters=AdapterClient(work, subjects),
+            ring=ring,
+        )
+        for again in frontend.site.on_reconnect:
+            work.on_reconnect(again)
+        parts.start("quota_share", QuotaShare(ring.quotas, work, subjects, me=ingress.id).run)
+        parts.start("responses", responses.room.run)
+        parts.start("records", records.room.run)
+        if writer is not None:
+            parts.start("audit", writer.run)
+        if frontend.site.tracer is not None:
+            parts.start("traces", frontend.site.tracer.run)
+        if tokens is not None:
+            parts.start("tokens", tokens.run)
+        parts.start("model_cache", frontend.site.model_cache.run)
+        parts.start("files", FileSweeper(work, subjects).run)
+        parts.start("batches", batches.run, batches.drain)
+        parts.start("quotas", partial(quotas.run, lambda: ingress.lease_held))
+        if settings.carry_jobs:
+            carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches)
+            parts.start("carrier", carrier.run, partial(hand_back, carrier.drain))
+        return frontend
 
     async def drain(self, grace_s: float) -> None:
-        """Give up batches, and let open requests and carried jobs finish within the grace period.
-
-        Jobs that have not ended go back to the queue.
-        """
+        """Give up batches, and let open requests and carried jobs finish within the grace period."""
         try:
-            await drain_parts(self._carrier, self._ingress, grace_s, batches=self._carried)
+            if self._parts is not None:
+                await self._parts.drain(grace_s)
         except* HeadraceError as failed:
             log.warning("frontend.drain_failed", error=str(failed.exceptions[0]))
 
@@ -217,23 +221,9 @@ class _Work:
             self._ingress.resubmit()
 
 
-class Drained(Protocol):
-    """A part that finishes its work within a grace period."""
-
-    async def drain(self, grace_s: float, /) -> None: ...
-
-
-async def drain_parts(
-    carrier: Drained | None, ingress: Drained | None, grace_s: float, *, batches: Drained | None = None
-) -> None:
-    """Drain all at once; the carrier gives its jobs back while the ingress has its lease, without which it may not speak."""
-    async with asyncio.TaskGroup() as group:
-        if batches is not None:
-            group.create_task(batches.drain(grace_s))
-        if carrier is not None:
-            group.create_task(carrier.drain(max(0.0, grace_s - HAND_BACK_S)))
-        if ingress is not None:
-            group.create_task(ingress.drain(grace_s))
+async def hand_back(drain: Drain, grace_s: float) -> None:
+    """Drain the carrier: it gives its jobs back while the ingress has its lease, without which it may not speak."""
+    await drain(max(0.0, grace_s - HAND_BACK_S))
 
 
 @contextlib.asynccontextmanager

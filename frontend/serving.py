@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
@@ -16,11 +17,11 @@ from starlette.types import ASGIApp
 from headrace.base.errors import HeadraceError
 from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import AddressUnavailable
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.http.connections import Connections, ServerTls
 from headrace.frontend.http.loop import watch_lag
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.status import Lifecycle
 
 log = structlog.get_logger()
 
@@ -34,6 +35,33 @@ SECURITY_HEADERS = (
 STARTING_S = 0.002
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+Drain = Callable[[float], Coroutine[Any, Any, None]]
+
+
+class Parts:
+    """The parts of a process: each runs in a task of its own until the process ends, and on SIGTERM all drain at once."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drains: list[Drain] = []
+
+    def start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]], drain: Drain | None = None) -> None:
+        """Start a part. `drain(grace_s)` finishes its work within the grace period, while it still runs."""
+        self._tasks.append(self._group.create_task(run(), name=name))
+        if drain is not None:
+            self._drains.append(drain)
+
+    async def drain(self, grace_s: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            for drain in self._drains:
+                group.create_task(drain(grace_s))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
 
 class ServableApp(Protocol):
@@ -66,6 +94,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             frontend.app,
+            interface="asgi3",  # uvicorn would call an app twice that is not a coroutine function
             http=connections.protocol(),
             ws="none",
             lifespan="off",
@@ -85,12 +114,11 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener, *more]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
-            background = [
-                group.create_task(connections.sweep(), name="connections"),
-                group.create_task(watch_lag(frontend.metrics.loop_lag.series()), name="lag"),
-            ]
+            parts = Parts(group)
+            parts.start("connections", connections.sweep)
+            parts.start("lag", partial(watch_lag, frontend.metrics.loop_lag.series()))
             if tls is not None:
-                background.append(group.create_task(tls.watch(), name="tls"))
+                parts.start("tls", tls.watch)
             host, port = listener.getsockname()[:2]
             scheme = "http" if tls is None else "https"
             url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -109,8 +137,7 @@ async def serve(
             except HeadraceError as error:
                 log.warning("frontend.drain_failed", error=str(error))
             await serving
-            for task in background:
-                task.cancel()
+            parts.stop()
     log.info("frontend.stopped")
 
 

@@ -5,32 +5,30 @@ These are `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`, and `/ping`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable
 from importlib import metadata
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.broker.errors import BrokerUnavailable
+from headrace.frontend.admin import LOAD, UNLOAD, AdapterApi, CancelledRequest, CancelRoute
 from headrace.frontend.answer_schema import ModelEntry, ModelList
-from headrace.frontend.anthropic.api import model_entry, model_page
-from headrace.frontend.anthropic.schema import AnthropicForm, speaks_anthropic
+from headrace.frontend.anthropic.api import AnthropicModel, AnthropicModelList, model_entry, model_page
+from headrace.frontend.anthropic.schema import speaks_anthropic
+from headrace.frontend.apis import HttpApi, Site, form_of
 from headrace.frontend.auth.caller import check_model, covered
+from headrace.frontend.durable_api import DurableStreams, StreamRoutes
 from headrace.frontend.errors import ErrorForm, FrontendError, StatusForm, translate
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.metrics import CONTENT_TYPE, Metrics
-from headrace.frontend.ollama.schema import PREFIX, OllamaForm
+from headrace.frontend.openapi import either, in_path, json_answer, operation, some_object, states
+from headrace.frontend.pages import Pages, Welcome
 from headrace.frontend.ports import JobPort, Served
-
-
-class Lifecycle:
-    """The state of the process: while `draining`, it refuses new requests. `load` counts the requests that use an engine."""
-
-    def __init__(self) -> None:
-        self.draining = False
-        self.load = 0
 
 
 class StatusRoutes:
@@ -131,18 +129,6 @@ def _json(value: Any, *, status: int = 200) -> Response:
 
 # Answers HTTP before the broker can be used: alive, not ready, and why. Later requests go to the application.
 
-_ANTHROPIC = AnthropicForm()
-_OLLAMA = OllamaForm()
-
-
-def form_of(path: str, headers: Iterable[tuple[bytes, bytes]]) -> ErrorForm:
-    """Return the form of errors at a path: that of its API, or of the client if the header says that it speaks Anthropic's."""
-    if path == "/v1/messages" or path.startswith("/v1/messages/") or speaks_anthropic(headers):
-        return _ANTHROPIC
-    if path.startswith(PREFIX):
-        return _OLLAMA
-    return FrontendError.body
-
 
 def error_response(error: FrontendError, form: ErrorForm = FrontendError.body) -> Response:
     status = form.status(error) if isinstance(form, StatusForm) else error.status
@@ -172,12 +158,9 @@ class StartupApp:
     def app(self) -> ASGIApp:
         return self
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if app is None and scope["type"] == "http":
-            app = self._answer(scope)
-        if app is not None:
-            await app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Return the coroutine of the application, so that a request has one less around it."""
+        return (self._app or self._answer(scope))(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response:
         path = scope["path"]
@@ -192,3 +175,112 @@ class StartupApp:
             return _json({**state, "draining": self.lifecycle.draining, "models": {}}, status=503)
         error = translate(BrokerUnavailable(f"{self.reason}; try again shortly"))
         return error_response(error, form_of(path, scope["headers"]))
+
+
+def _mount_models(site: Site) -> None:
+    status = StatusRoutes(site.port, site.metrics, site.lifecycle)
+    site.routes += [Route("/v1/models", status.models), Route("/v1/models/{name:path}", status.model)]
+
+
+def _model_paths() -> dict[str, Any]:
+    """Return the paths that describe models. With the header of Anthropic's clients they answer in Anthropic's shape."""
+    where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    version = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
+    page = [
+        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
+        {"name": "after_id", "in": "query", "schema": {"type": "string"}},
+        {"name": "before_id", "in": "query", "schema": {"type": "string"}},
+    ]
+    listed = {"200": either("the models", "ModelList", "AnthropicModelList")}
+    listed["400"] = json_answer("the page does not exist", "AnthropicError")
+    one = {"200": either("the model", "ModelEntry", "AnthropicModel")}
+    one["404"] = either("no such model", "ErrorAnswer", "AnthropicError")
+    return {
+        "/v1/models": {"parameters": [version, *page], "get": operation("List the served models", listed)},
+        "/v1/models/{model}": {"parameters": [where, version], "get": operation("One model", one)},
+    }
+
+
+MODELS = HttpApi(mount=_mount_models, paths=_model_paths, types=(ModelEntry, ModelList, AnthropicModel, AnthropicModelList))
+
+
+def _mount_server(site: Site) -> None:
+    async def describe(request: Request) -> Response:
+        return Response(site.document, media_type="application/json")
+
+    jobs = site.stores.jobs
+    if site.adapters is not None and site.settings.adapter_routes:
+        adapters = AdapterApi(site.adapters, site.models)
+        site.answer(LOAD, adapters.load)
+        site.answer(UNLOAD, adapters.unload)
+    status = StatusRoutes(site.port, site.metrics, site.lifecycle)
+    site.routes += [
+        *StreamRoutes(DurableStreams(jobs, site.settings) if jobs is not None else None).routes(),
+        *CancelRoute(site.port).routes(),
+        Route("/health", status.health),
+        Route("/live", status.live),
+        Route("/ready", status.ready),
+        Route("/metrics", status.metrics),
+        Route("/ping", status.ping, methods=["GET", "POST"]),
+        Route("/load", status.load),
+        Route("/version", status.version),
+        Route("/openapi.json", describe),
+        *Pages(site.port, site.document).routes(),
+    ]
+
+
+def _request_paths() -> dict[str, Any]:
+    return {
+        "/v1/requests/{id}": {
+            "parameters": [in_path("id")],
+            "delete": operation(
+                "End a running request",
+                {
+                    "200": json_answer("it was running and is ended", "CancelledRequest"),
+                    "404": json_answer("no such request is running", "ErrorAnswer"),
+                    "503": json_answer("not every frontend could be asked", "ErrorAnswer"),
+                },
+            ),
+        },
+        "/v1/streams/{job}": {
+            "parameters": [in_path("job")],
+            "get": operation(
+                "Follow a durable stream",
+                {
+                    "200": {"description": "its events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+                    "400": json_answer("Last-Event-ID is of no event of it", "ErrorAnswer"),
+                    "404": json_answer("there is no such job", "ErrorAnswer"),
+                    "410": json_answer("its events are not stored any more", "ErrorAnswer"),
+                },
+            ),
+        },
+    }
+
+
+def _server_paths() -> dict[str, Any]:
+    page = {"description": "a page", "content": {"text/html": {"schema": {"type": "string"}}}}
+    welcome = json_answer("what this server is", "Welcome")
+    welcome["content"] |= page["content"]
+    plain = {"200": {"description": "healthy"}, "503": {"description": "unhealthy"}}
+    return {
+        "/": {"get": operation("What this server is", {"200": welcome})},
+        "/docs": {"get": operation("This document as a page", {"200": page})},
+        "/health": {"get": operation("What is up", states("healthy", "unhealthy"))},
+        "/ready": {
+            "parameters": [{"name": "of", "in": "query", "schema": {"type": "string", "enum": ["frontend"]}}],
+            "get": operation("Whether some model can answer now, or requests are taken", states("ready", "not ready")),
+        },
+        "/live": {"get": operation("Whether the process runs", {"200": {"description": "it does"}})},
+        "/ping": {"get": operation("Health as a status alone", plain), "post": operation("Health as a status alone", plain)},
+        "/load": {
+            "get": operation("How many requests use an engine or wait for one", some_object("the count, as `server_load`"))
+        },
+        "/version": {"get": operation("The version of this server", some_object("the version"))},
+        "/metrics": {
+            "get": operation("Prometheus metrics", {"200": {"description": "text format", "content": {"text/plain": {}}}})
+        },
+        "/openapi.json": {"get": operation("This document", {"200": {"description": "OpenAPI 3.1"}})},
+    }
+
+
+SERVER = HttpApi(mount=_mount_server, paths=lambda: {**_request_paths(), **_server_paths()}, types=(CancelledRequest, Welcome))

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from headrace.broker.jobs import parts_of
 from headrace.broker.messages.frames import Row
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan
@@ -23,7 +24,9 @@ from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWr
 from headrace.frontend.http.bodies import explain, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
+from headrace.frontend.openai.api import chat_api
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
+from headrace.frontend.openapi import ERRORS, json_answer
 from headrace.frontend.prompts.model_cache import ModelCache
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
@@ -274,3 +277,42 @@ def instruction(form: SpeechForm, task: Task) -> str:
         spoken = f" The language is {form.language}." if form.language else ""
         told = f"Transcribe the speech in this recording, word for word.{spoken} Answer with the transcript only."
     return f"{told}\n{form.prompt}" if form.prompt else told
+
+
+def _mount(site: Site) -> None:
+    tasks: dict[str, Task] = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
+    for path, task in tasks.items():
+        site.generate(path, SpeechApi(task, chat_api(site), site.model_cache), takes_form=True)
+
+
+_FORM: dict[str, Any] = {
+    "file": {"type": "string", "format": "binary"},
+    "model": {"type": "string"},
+    "prompt": {"type": "string", "maxLength": 4096},
+    "response_format": {"type": "string", "enum": ["json", "text"]},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+    "stream": {"type": "boolean"},
+}
+
+
+def _paths() -> dict[str, Any]:
+    def asking(summary: str, fields: dict[str, Any]) -> dict[str, Any]:
+        schema = {"type": "object", "required": ["file"], "properties": fields}
+        answer = json_answer("the text; with `stream` server-sent events", "Transcript")
+        answer["content"]["text/plain"] = {"schema": {"type": "string"}}
+        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        return {
+            "post": {
+                "summary": summary,
+                "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}},
+                "responses": {"200": answer} | {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()},
+            }
+        }
+
+    return {
+        "/v1/audio/transcriptions": asking("Transcribe speech", _FORM | {"language": {"type": "string"}}),
+        "/v1/audio/translations": asking("Translate speech into English", _FORM),
+    }
+
+
+API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

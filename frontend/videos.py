@@ -19,14 +19,17 @@ from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Finish, Row
 from headrace.frontend.admin import NotServed
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.durable_api import ConnectionEvents
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_of
 from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import ReportingDecoder, check_shape, decode_request, explain, unsupported
+from headrace.frontend.http.bodies import check_shape, decode_request, explain, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
-from headrace.frontend.images import PictureApi, Results, file_of
+from headrace.frontend.images import PictureApi, file_of
+from headrace.frontend.openapi import ERRORS, PAGE, in_path, json_answer, stored_errors
+from headrace.frontend.ports import Results
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.stored_videos import (
     PATH,
@@ -37,6 +40,7 @@ from headrace.frontend.stored_videos import (
     VideoList,
     VideoObject,
     VideoRecord,
+    VideoRoutes,
 )
 from headrace.jetstream.subjects import slug
 
@@ -68,7 +72,7 @@ SCHEMAS: tuple[Any, ...] = (VideoRequest, VideoObject, VideoList, DeletedVideo)
 REFERENCE = "input_reference"
 MOST_FIELD_BYTES = 128 * 1024  # four bytes for each character of the longest prompt
 
-_decoder = ReportingDecoder(VideoRequest)
+_decoder = msgspec.json.Decoder(VideoRequest)
 
 
 async def read_request(body: bytes, exchange: HttpExchange, settings: FrontendSettings) -> VideoRequest:
@@ -95,7 +99,6 @@ def read_form(body: bytes, content_type: str) -> VideoRequest:
             case FileBegin() | FileData():
                 raise _no_reference()
     reader.finish()
-    _decoder.report(fields.keys() - set(VideoRequest.__struct_fields__))
     try:
         return msgspec.convert(fields, VideoRequest, strict=False)
     except msgspec.ValidationError as error:
@@ -287,3 +290,47 @@ def seconds_of(given: int | str | None) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= MOST_SECONDS):
         raise BadRequest(f"seconds must be a whole number from 1 to {MOST_SECONDS}, got {text[:100]!r}", param="seconds")
     return int(text)
+
+
+def _mount(site: Site) -> None:
+    records, jobs = site.stores.records, site.stores.jobs
+    videos = StoredVideos(records, jobs) if records is not None and jobs is not None else None
+    api = VideoApi(site.model_cache, site.settings, site.stores.results)
+    site.generate(PATH, VideoCreation(api, videos, site.settings), job=api, takes_form=True)
+    site.routes += VideoRoutes(videos).routes()
+
+
+def _paths() -> dict[str, Any]:
+    schema = {"schema": {"$ref": "#/components/schemas/VideoRequest"}}
+    stored = stored_errors()
+    errors = {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()}
+    file = {"video/mp4": {"schema": {"type": "string", "format": "binary"}}}
+    variant = {"name": "variant", "in": "query", "schema": {"type": "string", "enum": ["video"]}}
+    gone = {**stored["400"], "description": "the file is not stored any more"}
+    return {
+        "/v1/videos": {
+            "post": {
+                "summary": "Make a video of a prompt",
+                "requestBody": {"required": True, "content": {"application/json": schema, "multipart/form-data": schema}},
+                "responses": {"200": json_answer("the video as it stands", "VideoObject")} | errors,
+            },
+            "get": {"summary": "List videos", "parameters": PAGE}
+            | {"responses": {"200": json_answer("a page of videos", "VideoList")} | stored},
+        },
+        "/v1/videos/{id}": {
+            "parameters": [in_path("id")],
+            "get": {"summary": "A video"} | {"responses": {"200": json_answer("the video", "VideoObject")} | stored},
+            "delete": {"summary": "Delete a video"}
+            | {"responses": {"200": json_answer("the deleted video", "DeletedVideo")} | stored},
+        },
+        "/v1/videos/{id}/content": {
+            "parameters": [in_path("id"), variant],
+            "get": {
+                "summary": "The file of a video",
+                "responses": {"200": {"description": "the file", "content": file}, "410": gone} | stored,
+            },
+        },
+    }
+
+
+API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

@@ -69,11 +69,27 @@ class Incomplete(FrontendError, status=502, code="incomplete", retriable=True):
     """The answer ended before all its choices did."""
 
 
+class Lifecycle:
+    """The state of the process: while `draining`, it refuses new requests. `load` counts the requests that use an engine."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.load = 0
+
+
 class GenerationEndpoint:
     def __init__(
-        self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics, *, takes_form: bool = False
+        self,
+        api: Api,
+        port: JobPort,
+        settings: FrontendSettings,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        *,
+        takes_form: bool = False,
     ) -> None:
         """`takes_form`: the body is a form, not JSON."""
+        self._lifecycle = lifecycle
         self._api = api
         self._takes_form = takes_form
         self._port = port
@@ -83,6 +99,10 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)
+        if self._lifecycle.draining:
+            await exchange.send_error(Draining(retry_after_s=1.0), form=self._api.error_form)
+            return
+        self._lifecycle.load += 1
         exchange.slow_client_s = self._settings.slow_client_s
         began = time.perf_counter()
         plan: Plan | None = None
@@ -123,6 +143,8 @@ class GenerationEndpoint:
         except Exception as error:
             await self._fail(exchange, error, plan, began)
             forget_frames(error)
+        finally:
+            self._lifecycle.load -= 1
 
     def _reserve(self, hold: Hold, plan: Plan, exchange: HttpExchange) -> None:
         """Reserve the tokens of the request. Its answer says what is left. Raises QuotaExceeded."""

@@ -17,15 +17,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.broker.errors import UnknownModel
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.auth.caller import check_model, covered
 from headrace.frontend.chat_schema import ChatRequest, GenerationRequest, JsonSchema, Message, ResponseFormat
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
 from headrace.frontend.generation.request_checks import hosted_type
 from headrace.frontend.generation.sse import UsageCounter
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.ollama.schema import (
+    PREFIX,
+    SCHEMAS,
     KeepAlive,
     OllamaChatRequest,
     OllamaDetails,
@@ -53,7 +56,9 @@ from headrace.frontend.ollama.writers import (
     OllamaWriter,
     PromptShape,
 )
+from headrace.frontend.openai.api import chat_api
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
+from headrace.frontend.openapi import generation, json_answer, operation
 from headrace.frontend.pooling.api import EmbeddingApi
 from headrace.frontend.pooling.schema import EmbeddingRequest
 from headrace.frontend.pooling.writers import VectorAnswer, VectorWriter, floats
@@ -205,10 +210,10 @@ def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, An
 ID_PREFIX = "ollama-"
 LATEST = ":latest"  # the tag that Ollama's clients add to names without one
 
-_chat = ReportingDecoder(OllamaChatRequest)
-_prompt = ReportingDecoder(OllamaPromptRequest)
-_embed = ReportingDecoder(OllamaEmbedRequest)
-_vector = ReportingDecoder(OllamaVectorRequest)
+_chat = msgspec.json.Decoder(OllamaChatRequest)
+_prompt = msgspec.json.Decoder(OllamaPromptRequest)
+_embed = msgspec.json.Decoder(OllamaEmbedRequest)
+_vector = msgspec.json.Decoder(OllamaVectorRequest)
 
 
 def known_name(name: str, models: Models) -> str:
@@ -370,7 +375,7 @@ SPOKEN = "0.12.11"  # the version of Ollama whose API this is; clients compare i
 FOREVER = "9999-12-31T23:59:59Z"
 TEMPLATE = "chat_template.jinja"
 
-_show = ReportingDecoder(OllamaShowRequest)
+_show = msgspec.json.Decoder(OllamaShowRequest)
 
 
 class OllamaModelRoutes:
@@ -457,3 +462,44 @@ def _capabilities(served: Served) -> list[str]:
 
 def _json(value: OllamaModels | OllamaVersion) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _mount(site: Site) -> None:
+    chat, models = chat_api(site), site.models
+    embeddings = EmbeddingApi(site.model_cache, site.settings)
+    site.generate("/api/chat", OllamaChatApi(chat, models))
+    site.generate("/api/generate", OllamaPromptApi(chat, site.model_cache, models, site.settings))
+    site.generate("/api/embed", OllamaEmbedApi(embeddings, models))
+    site.generate("/api/embeddings", OllamaVectorApi(embeddings, models))
+    routes = OllamaModelRoutes(models)
+    site.answer("/api/show", routes.show, form=OllamaForm())
+    site.routes += routes.routes()
+
+
+def _paths() -> dict[str, Any]:
+    def asking(summary: str, request: str, answer: str, *, streams: bool = False) -> dict[str, Any]:
+        post = generation(summary, request, answer, error="OllamaFault", streams=False)
+        if streams:
+            post["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+        return {"post": post}
+
+    models = {"200": json_answer("the models", "OllamaModels")}
+    return {
+        "/api/chat": asking("Answer a conversation, in lines", "OllamaChatRequest", "OllamaChatAnswer", streams=True),
+        "/api/generate": asking("Answer a prompt, in lines", "OllamaPromptRequest", "OllamaPromptAnswer", streams=True),
+        "/api/embed": asking("Embed texts", "OllamaEmbedRequest", "OllamaEmbedAnswer"),
+        "/api/embeddings": asking("Embed a text, in the older form", "OllamaVectorRequest", "OllamaVectorAnswer"),
+        "/api/show": asking("Describe a model", "OllamaShowRequest", "OllamaShown"),
+        "/api/tags": {"get": operation("List the served models", models)},
+        "/api/ps": {"get": operation("List the loaded models, which are the served ones", models)},
+        "/api/version": {"get": operation("The version of the API", {"200": json_answer("the version", "OllamaVersion")})},
+    }
+
+
+API = HttpApi(
+    mount=_mount,
+    paths=_paths,
+    types=SCHEMAS,
+    error_form=OllamaForm(),
+    speaks=lambda path, _headers: path.startswith(PREFIX),
+)

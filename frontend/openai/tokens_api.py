@@ -9,13 +9,22 @@ import msgspec
 from msgspec import Meta
 
 from headrace.broker.codec import unpack_u32
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.chat_schema import ChatRequest, Message, TokenId, Tool
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.request_checks import toolbox_of
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, model_name, unsupported
+from headrace.frontend.http.bodies import decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.openai.chat import named_roles, plain_messages
+from headrace.frontend.openai.token_generation import (
+    PATH,
+    TextGenerationAnswer,
+    TokenGenerationAnswer,
+    TokenGenerationApi,
+    TokenGenerationRequest,
+)
+from headrace.frontend.openapi import either, generation
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
@@ -62,8 +71,8 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
 
 _MOST = 1 << 20  # tokens; texts too long for the model are counted up to here, which bounds memory
 
-_tokenize = ReportingDecoder(TokenizeRequest)
-_detokenize = ReportingDecoder(DetokenizeRequest)
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class TokensApi:
@@ -144,3 +153,42 @@ async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: 
         tools=tools or None,
         extra=request.chat_template_kwargs,
     )
+
+
+def _mount(site: Site) -> None:
+    tokens = TokensApi(site.model_cache, site.models)
+    for path in ("/tokenize", "/v1/tokenize"):
+        site.answer(path, tokens.tokenize)
+    for path in ("/detokenize", "/v1/detokenize"):
+        site.answer(path, tokens.detokenize)
+    generate = TokenGenerationApi(site.model_cache, site.models, site.settings)
+    site.generate(PATH, generate, job=generate)
+
+
+def _paths() -> dict[str, Any]:
+    continued = generation("Continue token ids with token ids", "TokenGenerationRequest", "TokenGenerationAnswer")
+    continued["responses"]["200"]["content"] |= either("", "TokenGenerationAnswer", "TextGenerationAnswer")["content"]
+    tokenized = generation("Text to tokens", "TokenizeRequest", "TokenizeAnswer", streams=False)
+    detokenized = generation("Tokens to text", "DetokenizeRequest", "DetokenizeAnswer", streams=False)
+    return {
+        "/v1/tokenize": {"post": tokenized},
+        "/tokenize": {"post": tokenized},
+        "/v1/detokenize": {"post": detokenized},
+        "/detokenize": {"post": detokenized},
+        "/inference/v1/generate": {"post": continued},
+    }
+
+
+API = HttpApi(
+    mount=_mount,
+    paths=_paths,
+    types=(
+        TokenGenerationRequest,
+        TokenGenerationAnswer,
+        TextGenerationAnswer,
+        TokenizeRequest,
+        TokenizeAnswer,
+        DetokenizeRequest,
+        DetokenizeAnswer,
+    ),
+)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages.requests import PoolingTask
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import Head, UsageCounter
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
+from headrace.frontend.openapi import generation
 from headrace.frontend.pooling.jobs import (
     Bounds,
     Encoded,
@@ -26,12 +31,17 @@ from headrace.frontend.pooling.jobs import (
     refuse_formats,
 )
 from headrace.frontend.pooling.schema import (
+    ClassifyAnswer,
     ClassifyRequest,
+    EmbeddingAnswer,
     EmbeddingRequest,
     Inputs,
+    PoolingAnswer,
     PoolingBase,
     PoolingRequest,
+    RerankAnswer,
     RerankRequest,
+    ScoreAnswer,
     ScoreRequest,
     ScoringBase,
     Text,
@@ -43,9 +53,9 @@ from headrace.frontend.settings import FrontendSettings
 
 PURPOSES = {"embed": "embedding generation", "classify": "classification"}
 
-_embedding = ReportingDecoder(EmbeddingRequest)
-_classify = ReportingDecoder(ClassifyRequest)
-_pooling = ReportingDecoder(PoolingRequest)
+_embedding = msgspec.json.Decoder(EmbeddingRequest)
+_classify = msgspec.json.Decoder(ClassifyRequest)
+_pooling = msgspec.json.Decoder(PoolingRequest)
 
 
 class _VectorApi:
@@ -169,8 +179,8 @@ def vector_answer(
 # A model that scores pairs reads both texts at once. With a model that only makes embeddings, every text is embedded, a query
 # of many documents once, and the score is the cosine of the two vectors.
 
-_score = ReportingDecoder(ScoreRequest)
-_rerank = ReportingDecoder(RerankRequest)
+_score = msgspec.json.Decoder(ScoreRequest)
+_rerank = msgspec.json.Decoder(RerankRequest)
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
@@ -300,21 +310,46 @@ def texts_of(given: Texts, param: str) -> list[str]:
     return plain
 
 
-def pooling_routes(model_cache: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
-    """Return the APIs by path. All routes are POST only."""
-    rerank = RerankApi(model_cache, settings)
-    score = ScoreApi(model_cache, settings)
-    classify = ClassifyApi(model_cache, settings)
-    pooling = PoolingApi(model_cache, settings)
-    return {
-        "/v1/embeddings": EmbeddingApi(model_cache, settings),
-        "/v1/rerank": rerank,
-        "/v2/rerank": rerank,
-        "/rerank": rerank,
-        "/v1/score": score,
-        "/score": score,
-        "/v1/classify": classify,
-        "/classify": classify,
-        "/v1/pooling": pooling,
-        "/pooling": pooling,
+_APIS: tuple[tuple[Callable[[ModelCache, FrontendSettings], Api], tuple[str, ...]], ...] = (
+    (EmbeddingApi, ("/v1/embeddings",)),
+    (RerankApi, ("/v1/rerank", "/v2/rerank", "/rerank")),
+    (ScoreApi, ("/v1/score", "/score")),
+    (ClassifyApi, ("/v1/classify", "/classify")),
+    (PoolingApi, ("/v1/pooling", "/pooling")),
+)
+
+
+def _mount(site: Site) -> None:
+    for make, paths in _APIS:
+        api = make(site.model_cache, site.settings)
+        for path in paths:
+            site.generate(path, api, job=api)
+
+
+def _paths() -> dict[str, Any]:
+    routes = {
+        ("/v1/embeddings",): ("Embed inputs", "EmbeddingRequest", "EmbeddingAnswer"),
+        ("/v1/score", "/score"): ("Score pairs of texts", "ScoreRequest", "ScoreAnswer"),
+        ("/v1/rerank", "/v2/rerank", "/rerank"): ("Order documents by a query", "RerankRequest", "RerankAnswer"),
+        ("/v1/classify", "/classify"): ("Classify inputs", "ClassifyRequest", "ClassifyAnswer"),
+        ("/v1/pooling", "/pooling"): ("The plain vectors of inputs", "PoolingRequest", "PoolingAnswer"),
     }
+    return {path: {"post": generation(*texts, streams=False)} for names, texts in routes.items() for path in names}
+
+
+API = HttpApi(
+    mount=_mount,
+    paths=_paths,
+    types=(
+        EmbeddingRequest,
+        EmbeddingAnswer,
+        PoolingRequest,
+        PoolingAnswer,
+        ClassifyRequest,
+        ClassifyAnswer,
+        ScoreRequest,
+        ScoreAnswer,
+        RerankRequest,
+        RerankAnswer,
+    ),
+)

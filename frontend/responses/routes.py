@@ -15,19 +15,41 @@ from headrace.broker.errors import ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.jobs import parts_of
 from headrace.broker.messages.frames import Row
+from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_in, tenant_of
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
+from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange, PageQuery
+from headrace.frontend.openai.api import chat_api
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
+from headrace.frontend.openapi import (
+    ERRORS,
+    PAGE,
+    changing,
+    generation,
+    in_path,
+    json_answer,
+    operation,
+    stored_errors,
+    streamed,
+)
 from headrace.frontend.ports import ResponsePort
-from headrace.frontend.responses.answer import CompactedAnswer, DeletedResponse, ItemList, usage_of
-from headrace.frontend.responses.api import messages_of
+from headrace.frontend.responses.answer import CompactedAnswer, DeletedResponse, InputTokens, ItemList, ResponseAnswer, usage_of
+from headrace.frontend.responses.api import ResponsesApi, messages_of
+from headrace.frontend.responses.conversations import ConversationRoutes, Conversations
 from headrace.frontend.responses.items import RESPONSE_PREFIX, History, item_name, kind_of, listed, packed
 from headrace.frontend.responses.items import ItemForm as Item
-from headrace.frontend.responses.schema import CompactRequest
+from headrace.frontend.responses.schema import (
+    AddedItems,
+    CompactRequest,
+    Conversation,
+    DeletedConversation,
+    InputTokensRequest,
+    NewConversation,
+    ResponsesRequest,
+)
 from headrace.frontend.responses.stored import END, EventLog, EventReader, StoredBackground
 
 MAX_ID = 128
@@ -154,7 +176,7 @@ REQUEST = (
     "step that it needs. Write only the summary."
 )
 
-_decoder = ReportingDecoder(CompactRequest)
+_decoder = msgspec.json.Decoder(CompactRequest)
 
 
 class NoSummary(FrontendError, status=502, code="engine_error", retriable=True):
@@ -231,3 +253,100 @@ class CompactionWriter(WholeWriter):
             id=self._name, created_at=int(time.time()), output=[*self._kept, item], usage=usage_of(self._counter)
         )
         return msgspec.json.encode(answer)
+
+
+def _mount(site: Site) -> None:
+    stored, records, jobs, settings = site.stores.responses, site.stores.records, site.stores.jobs, site.settings
+    background = conversations = None
+    if stored is not None and jobs is not None:
+        background = StoredBackground(stored, jobs, max_bytes=settings.response_max_bytes)
+        site.on_reconnect.append(background.store_again)
+    if stored is not None and records is not None:
+        conversations = Conversations(stored, records, settings)
+    chat = chat_api(site)
+    api = ResponsesApi(chat, stored, settings, site.metrics, background, conversations)
+    history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
+    site.generate("/v1/responses", api, job=api)
+    site.generate("/v1/responses/compact", CompactionApi(chat, history))
+    site.answer("/v1/responses/input_tokens", api.count)
+    site.routes += [*ResponseRoutes(stored, background).routes(), *ConversationRoutes(conversations, settings).routes()]
+
+
+def _conversation_paths() -> dict[str, Any]:
+    one = "/v1/conversations/{conversation_id}"
+    wrong = stored_errors()
+    item = {"application/json": {"schema": {"type": "object"}}}
+    where = in_path("conversation_id")
+    return {
+        "/v1/conversations": {"post": changing("Create a conversation", "NewConversation", "Conversation")},
+        one: {
+            "parameters": [where],
+            "get": operation("A conversation", {"200": json_answer("the conversation", "Conversation"), **wrong}),
+            "post": changing("Change its metadata", "MetadataChange", "Conversation"),
+            "delete": operation("Forget a conversation", {"200": json_answer("it is gone", "DeletedConversation"), **wrong}),
+        },
+        f"{one}/items": {
+            "parameters": [where],
+            "get": {"parameters": PAGE, **operation("Its items", {"200": json_answer("a page of them", "ItemList"), **wrong})},
+            "post": changing("Add items", "AddedItems", "ItemList"),
+        },
+        f"{one}/items/{{item_id}}": {
+            "parameters": [where, in_path("item_id")],
+            "get": operation("An item", {"200": {"description": "the item", "content": item}, **wrong}),
+            "delete": operation("Remove an item", {"200": json_answer("the conversation", "Conversation"), **wrong}),
+        },
+    }
+
+
+def _response_paths() -> dict[str, Any]:
+    where = in_path("response_id")
+    wrong = {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items() if status in ("400", "404", "503")}
+    one = "/v1/responses/{response_id}"
+    return {
+        "/v1/responses": {"post": generation("Answer items with items", "ResponsesRequest", "ResponseAnswer")},
+        "/v1/responses/input_tokens": {
+            "post": generation("Count a prompt", "InputTokensRequest", "InputTokens", streams=False)
+        },
+        "/v1/responses/compact": {
+            "post": generation("Compact a conversation", "CompactRequest", "CompactedAnswer", streams=False)
+        },
+        one: {
+            "parameters": [where],
+            "get": {
+                "parameters": [
+                    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+                    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
+                ],
+                **operation("A stored response, or its events", {"200": streamed("ResponseAnswer"), **wrong}),
+            },
+            "delete": operation("Forget a stored response", {"200": json_answer("it is gone", "DeletedResponse"), **wrong}),
+        },
+        f"{one}/input_items": {
+            "parameters": [where, *PAGE],
+            "get": operation("The items it answered", {"200": json_answer("a page of them", "ItemList"), **wrong}),
+        },
+        f"{one}/cancel": {
+            "parameters": [where],
+            "post": operation("Stop one in the background", {"200": json_answer("the response", "ResponseAnswer"), **wrong}),
+        },
+    }
+
+
+API = HttpApi(
+    mount=_mount,
+    paths=lambda: {**_conversation_paths(), **_response_paths()},
+    types=(
+        ResponsesRequest,
+        ResponseAnswer,
+        InputTokensRequest,
+        InputTokens,
+        DeletedResponse,
+        ItemList,
+        CompactRequest,
+        CompactedAnswer,
+        NewConversation,
+        AddedItems,
+        Conversation,
+        DeletedConversation,
+    ),
+)

@@ -33,10 +33,11 @@ from headrace.console.readers import Readers, started_workers
 from headrace.console.tables import Actions, LiveTables, RequestRoutes, Sections, Shared, Source, StreamMetrics
 from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import FrontendError, MethodNotAllowed, RouteNotFound, translate
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.serving import listen, serve
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.status import Lifecycle, error_response
+from headrace.frontend.status import error_response
 from headrace.jetstream.client import Connection, connect_patiently
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.subjects import Subjects

@@ -11,10 +11,11 @@ import pytest
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.models.directory import publish_card
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.server import _Work
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.status import Lifecycle, StartupApp
+from headrace.frontend.status import StartupApp
 from headrace.jetstream import client
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamDisabled, PublishUnknown, ServerUnreachable

@@ -8,7 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
-from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.apis import Stores
+from headrace.frontend.app import build_frontend
 from headrace.frontend.ports import StoredJobPort
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script

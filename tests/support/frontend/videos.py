@@ -13,7 +13,8 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages.durable import JobResult
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Picture
-from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.apis import Stores
+from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, end, frontend, row
 from tests.support.frontend.responses_store import MemoryRecords

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from headrace.frontend.server import HAND_BACK_S, drain_parts
+from headrace.frontend.server import HAND_BACK_S, hand_back
+from headrace.frontend.serving import Parts
 
 
 class Part:
@@ -17,28 +18,32 @@ class Part:
         self.done = done
         self.grace_s = -1.0
 
+    async def run(self) -> None:
+        await asyncio.Future()
+
     async def drain(self, grace_s: float) -> None:
         self.grace_s = grace_s
         await asyncio.sleep(grace_s / 10)
         self.done.append(self.name)
 
 
-async def test_a_carrier_is_done_before_the_ingress_gives_up_its_lease() -> None:
+async def test_parts_drain_at_once_while_they_run_and_the_carrier_before_the_ingress() -> None:
     done: list[str] = []
-    await drain_parts(Part("carrier", done), Part("ingress", done), 1.0)
-    assert done == ["carrier", "ingress"]
-
-
-async def test_batches_are_given_up_beside_what_takes_the_whole_grace_period() -> None:
-    done: list[str] = []
-    batches = Part("batches", done)
-    await drain_parts(Part("carrier", done), None, 1.0, batches=batches)
-    assert sorted(done) == ["batches", "carrier"]
-    assert batches.grace_s == 1.0
+    ingress, batches, carrier = Part("ingress", done), Part("batches", done), Part("carrier", done)
+    async with asyncio.TaskGroup() as group:
+        parts = Parts(group)
+        parts.start("ingress", ingress.run, ingress.drain)
+        parts.start("batches", batches.run, batches.drain)
+        parts.start("carrier", carrier.run, lambda grace_s: hand_back(carrier.drain, grace_s))
+        async with asyncio.timeout(0.25):  # one after the other would take 0.25 s
+            await parts.drain(1.0)
+        parts.stop()
+    assert done[0] == "carrier"
+    assert (ingress.grace_s, batches.grace_s) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("grace_s", [0.0, HAND_BACK_S / 2])
 async def test_a_short_grace_period_leaves_none_for_the_carrier(grace_s: float) -> None:
     carrier = Part("carrier", [])
-    await drain_parts(carrier, None, grace_s)
+    await hand_back(carrier.drain, grace_s)
     assert carrier.grace_s == 0.0

@@ -16,7 +16,8 @@ from headrace.broker.errors import Overloaded
 from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse
 from headrace.broker.messages.frames import JobFault
 from headrace.frontend import durable_api
-from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.apis import Stores
+from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, Call, FakeIngress, chat, frontend, post, say
 from tests.support.frontend.stored_jobs import MemoryJobs

@@ -12,7 +12,8 @@ import pytest
 
 from headrace.broker.jobs import Job
 from headrace.broker.messages.requests import Picture, Spill
-from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.apis import Stores
+from headrace.frontend.app import build_frontend
 from headrace.frontend.images import PATH
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Script, Step, end, frontend, row

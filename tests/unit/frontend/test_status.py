@@ -18,9 +18,10 @@ from headrace.broker.errors import Overloaded
 from headrace.broker.ingress.timeline import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.protocol.job_record import JobRecord
+from headrace.frontend.generation.endpoint import Lifecycle
 from headrace.frontend.generation.explain import RequestStory
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.status import Lifecycle, StartupApp
+from headrace.frontend.status import StartupApp
 from tests.support.frontend.fakes import (
     CARD,
     FILES,
@@ -291,10 +292,10 @@ async def test_models_are_loaded_as_they_appear_and_dropped_as_they_go() -> None
 
     async def until(names: set[str]) -> None:
         async with asyncio.timeout(5):
-            while built.model_cache.names() != names:
+            while built.site.model_cache.names() != names:
                 await asyncio.sleep(0.001)
 
-    task = asyncio.create_task(built.model_cache.run())
+    task = asyncio.create_task(built.site.model_cache.run())
     try:
         ingress.models.served[MODEL] = FakeServed(CARD, FILES)
         ingress.models.served["bad"] = FakeServed(msgspec.structs.replace(CARD, model="bad", aliases=[]), {})
