@@ -28,8 +28,8 @@ from headrace.broker.messages.frames import Frame
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.requests import Envelope, Generation, Sampling
 from headrace.broker.settings import SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Change, Delivery, Entry, Message, PubAck
 from headrace.jetstream.subjects import Subjects
@@ -256,7 +256,7 @@ async def measure(args: argparse.Namespace) -> None:
     feed = KvFeed(engine, translator, publisher.step)
     deps = WorkerDeps(messaging=broker, subjects=subjects, settings=SessionSettings(slots=info.slots))
     session = WorkerSession(deps, member, EnginePorts(executor=runtime, kv=publisher))
-    runtime.attach(session.sink, info, TokenTable.load(info.tokenizer_dir))
+    runtime.attach(session.runs, info, TokenTable.load(info.tokenizer_dir))
     async with asyncio.TaskGroup() as tasks:
         parts = [tasks.create_task(part) for part in (runtime.run(), feed.run(), session.run())]
         await session.wait_registered(10.0)

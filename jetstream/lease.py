@@ -38,25 +38,20 @@ PACE_MOST_S = 4.0  # a longer lease is written as often as one of this TTL, so t
 class LeaseClock:
     """Decides when a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
 
-    __slots__ = ("_confirmed", "_expires", "_hurried", "_retry_at", "pace_s", "ttl_s")
+    __slots__ = ("_confirmed", "_hurried", "_retry_at", "expires", "pace_s", "ttl_s")
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s > 0:
             raise ValueError(f"a lease needs a positive TTL, got {ttl_s!r}")
         self.ttl_s = ttl_s
         self.pace_s = min(ttl_s, PACE_MOST_S)
-        self._expires: float | None = None  # None: not held, as far as the caller has been told
+        self.expires: float | None = None  # when it lapses unless renewed; None: not held, as far as the caller has been told
         self._confirmed = 0.0
         self._retry_at = 0.0
         self._hurried = False
 
-    @property
-    def expires(self) -> float | None:
-        """Time at which the lease lapses unless renewed; None without a lease."""
-        return self._expires
-
     def held(self, now: float) -> bool:
-        return self._expires is not None and now < self._expires
+        return self.expires is not None and now < self.expires
 
     def confirmed(self, sent_at: float, now: float) -> Literal["gained", "renewed", "lapsed", "late"]:
         """Note that a write sent at `sent_at` is confirmed at `now`, and return its effect.
@@ -64,12 +59,12 @@ class LeaseClock:
         `lapsed`: the confirmation came after the lease had run out; the lease is not held and must be gained again. `late`: a
         lease that was not held was written, but so long ago that it has run out already.
         """
-        had = self._expires is not None
+        had = self.expires is not None
         if self.lapsed(now):
             return "lapsed"
         if now >= sent_at + self.ttl_s:
             return "late"
-        self._expires = max(self._expires or 0.0, sent_at + self.ttl_s)
+        self.expires = max(self.expires or 0.0, sent_at + self.ttl_s)
         self._confirmed = max(self._confirmed, sent_at)
         self._retry_at = 0.0
         self._hurried = False
@@ -77,15 +72,15 @@ class LeaseClock:
 
     def lapsed(self, now: float) -> bool:
         """Return True once after the lease has run out."""
-        if self._expires is None or now < self._expires:
+        if self.expires is None or now < self.expires:
             return False
-        self._expires = None
+        self.expires = None
         self._retry_at = 0.0
         return True
 
     def lost(self) -> bool:
         """Record that the lease was lost to another holder or deleted. Returns True if it was held until now."""
-        had, self._expires = self._expires is not None, None
+        had, self.expires = self.expires is not None, None
         self._retry_at = 0.0
         return had
 
@@ -99,7 +94,7 @@ class LeaseClock:
         self._retry_at = 0.0
 
     def next_action(self) -> float:
-        if self._expires is None or self._hurried:
+        if self.expires is None or self._hurried:
             return self._retry_at
         due = self._confirmed + self.pace_s / RENEWALS_PER_TTL
         return max(due, self._retry_at)
@@ -142,7 +137,8 @@ class LeaseKeeper:
 
     @property
     def held(self) -> bool:
-        return self._clock.held(self._loop.time())
+        expires = self._clock.expires  # not by way of `LeaseClock.held`: this is asked for at every frame
+        return expires is not None and self._loop.time() < expires
 
     @property
     def held_until_s(self) -> float:

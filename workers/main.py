@@ -22,8 +22,8 @@ from headrace.broker.models.cards import read_card_key
 from headrace.broker.part_state import PartState
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.spill import ResultObjects
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions, connect_patiently
 from headrace.jetstream.dial import address_of_route
@@ -248,6 +248,10 @@ async def _serve(
             revokes=options.worker in (None, ANY_WORKER),
         )
         probe = EngineProbe(engine, runtime, info, token=started.token)
+
+        async def warm(role: str) -> None:
+            await warm_up(engine, runtime, info, token=started.token, role=Role(role), timeout_s=settings.start_timeout_s)
+
         ports = EnginePorts(
             executor=runtime,
             kv=events.port,
@@ -260,18 +264,13 @@ async def _serve(
                 _adapter_files(settings, connection, subjects),
                 folders=started.adapters,
             ),
-            operations=EngineOperator(
-                engine, runtime, info, probe, warm=lambda: warm(session.state.member.role), set_log_level=process.set_log_level
-            ),
+            operations=EngineOperator(engine, runtime, info, probe, warm=warm, set_log_level=process.set_log_level),
         )
         session = WorkerSession(deps, member, ports)
 
-        async def warm(role: str) -> None:
-            await warm_up(engine, runtime, info, token=started.token, role=Role(role), timeout_s=settings.start_timeout_s)
-
         handovers = Handovers(session, engine, info, runtime, settings)
         runtime.attach(
-            session.sink,
+            session.runs,
             info,
             table,
             handovers.coordinator,
@@ -284,7 +283,7 @@ async def _serve(
             runtime,
             idle_s=settings.canary_s,
             timeout_s=settings.canary_timeout_s,
-            serving=lambda: session.registered and session.state.taking,
+            serving=lambda: session.presence.taking and session.presence.lease.held,
         )
         health = WorkerHealth(process.state, session, engine, runtime, info, card)
         others: list[Part] = [*events.feeds, handovers, keeper, canary, health]
@@ -336,18 +335,20 @@ async def _run_session(
             await session.wait_registered(settings.start_timeout_s)
             _quiet_gc()
             metrics.READY.set(1)
-            log.info("worker.ready", worker=session.state.worker, engine=settings.engine, model=model, pool=session.state.pool)
+            log.info(
+                "worker.ready", worker=session.presence.worker, engine=settings.engine, model=model, pool=session.presence.pool
+            )
             endings: set[asyncio.Future[Any]] = {serving, runtime.dead}
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             metrics.READY.set(0)
             if runtime.dead.done() and not serving.done():
-                await session.engine_died(runtime.dead.result(), runtime.blamed())
+                await session.service.engine_died(runtime.dead.result(), runtime.blamed())
             await asyncio.wait({serving})
             for task in beside:
                 task.cancel()
     if runtime.dead.done():
         raise EngineDead(runtime.dead.result())
-    log.info("worker.stopped", worker=session.state.worker)
+    log.info("worker.stopped", worker=session.presence.worker)
 
 
 def _quiet_gc() -> None:
@@ -363,10 +364,10 @@ def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.
     loop = asyncio.get_running_loop()
 
     def leave(within_s: float) -> None:
-        if session.state.draining:
+        if session.presence.draining:
             serving.cancel()
         else:
-            tasks.create_task(session.drain(within_s))
+            tasks.create_task(session.service.drain(within_s))
 
     loop.add_signal_handler(signal.SIGTERM, leave, grace_s)
     loop.add_signal_handler(signal.SIGINT, leave, 0.0)

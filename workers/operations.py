@@ -99,10 +99,10 @@ class WorkerHealth:
 
     def describe(self) -> Standing:
         """Describe the worker now. Ready: it takes work. Healthy: it does, or does not by an operator's will."""
-        state, dead = self._session.state, self._runtime.dead
+        state, dead = self._session.presence, self._runtime.dead
         if dead.done():
             why = f"the engine is dead: {dead.result()}"
-        elif not self._session.registered:
+        elif not self._session.presence.lease.held:
             why = "it holds no lease"
         elif state.draining:
             why = "draining"
@@ -112,7 +112,7 @@ class WorkerHealth:
         return Standing(ready=not why, healthy=not why or willed, why=why, facts=self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        session, member, load = self._session, self._session.state.member, self._engine.load()
+        session, member, load = self._session, self._session.presence.member, self._engine.load()
         show_load(load)
         prefill = session.prefill_server.states() if session.prefill_server is not None else {}
         return {
@@ -123,8 +123,8 @@ class WorkerHealth:
             "role": member.role,
             "engine": f"{self._info.engine} {self._info.version}".rstrip(),
             **parallel_facts(self._info),
-            "lease_held": session.registered,
-            "runs": len(session.state.runs),
+            "lease_held": session.presence.lease.held,
+            "runs": len(session.runs.table),
             "slots": member.slots,
             **({"prefills": prefill} if member.role == "prefill" else {}),
             "load": load_facts(load),
@@ -173,7 +173,7 @@ SetLogLevel = Callable[[str], None]
 
 
 class EngineOperator:
-    """Implements `headrace.broker.worker.state.EngineOperations`."""
+    """Implements `headrace.broker.worker.ports.EngineOperations`."""
 
     def __init__(
         self,
@@ -182,10 +182,10 @@ class EngineOperator:
         info: EngineInfo,
         probe: EngineProbe,
         *,
-        warm: Callable[[], Awaitable[None]],
+        warm: Callable[[str], Awaitable[None]],
         set_log_level: SetLogLevel | None = None,
     ) -> None:
-        """`warm` warms the engine up after a sleep. Without `set_log_level` the level cannot be changed."""
+        """`warm` warms the engine up for a role after a sleep. Without `set_log_level` the level cannot be changed."""
         self._engine = engine
         self._runtime = runtime
         self._info = info
@@ -254,13 +254,13 @@ class EngineOperator:
         log.info("engine.asleep", **report)
         return report
 
-    async def wake(self, level: int) -> dict[str, Any]:
+    async def wake(self, level: int, *, role: str) -> dict[str, Any]:
         async with self._runtime.exclusive:
             began = self._loop.time()
             await self._call("wake", {"level": level}, within_s=LOAD_S)
             woken_s = self._loop.time() - began
             self._runtime.watchdog.resume()
-            await self._warm()
+            await self._warm(role)
             took_s = self._loop.time() - began
         report = {"woken_s": round(woken_s, 3), "warm_s": round(took_s - woken_s, 3)}
         log.info("engine.awake", **report)

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from headrace.broker.jobs import RUN_MARK, job_of_run
 from headrace.broker.messages.control import RunRef
+from headrace.broker.messages.frames import Row
 from headrace.broker.protocol.run import STARTED, Run, RunState
 from headrace.jetstream.ports import Delivery
 
 # The order on a trial worker: which suspect may start, and what the worker promises its judge for it.
 #
 # A worker on trial starts suspects only, and never more of them at once than the smallest limit among them allows. The most
-# suspect one goes first. What runs there already is moved away where others have room (`broker/worker/runs.py`), and a
+# suspect one goes first. What runs there already is moved away where others have room (`broker/worker/quarantine.py`), and a
 # suspect waits for that, but not forever: in the end it starts beside the others, and its crash is no proof then. So a job
 # that crashes again and again beside others waits longer each time: in a pool of one worker nothing can be moved away.
 
@@ -114,7 +115,7 @@ class RunTable:
     def of_job(self, job: str) -> list[Run]:
         return [run for same in self._by_id.values() for run in same if RUN_MARK in run.id and job_of_run(run.id) == job]
 
-    def find(self, ref: RunRef) -> Run | None:
+    def find(self, ref: RunRef | Row) -> Run | None:
         for run in self._by_id.get(ref.id, ()):
             if run.attempt == ref.attempt and run.run == ref.run:
                 return run

@@ -1,4 +1,7 @@
-"""Dispatches the control messages that reach a worker: from judges, prefill peers and operators, and cancellations."""
+"""Takes the messages that reach a worker: from judges, other workers and operators, and cancellations.
+
+Operators' commands come to a subject of their own, which workers may not publish to; so do messages of other workers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, decode_worker_control
+from headrace.broker.codec import decode, decode_worker_command, decode_worker_control, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages.control import (
     Abort,
@@ -17,6 +20,7 @@ from headrace.broker.messages.control import (
     Done,
     Drain,
     Inspect,
+    Inspection,
     KvDump,
     LoadAdapter,
     Ping,
@@ -24,33 +28,110 @@ from headrace.broker.messages.control import (
     UnloadAdapter,
 )
 from headrace.broker.messages.events import Cancel
+from headrace.broker.messages.operator import Operated
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
 from headrace.broker.messages.requests import EncodeMedia, MediaEncoded, Record
 from headrace.broker.prefill_client import PrefillClient
 from headrace.broker.prefill_server import PrefillServer
 from headrace.broker.protocol.run import RunState
-from headrace.broker.worker.operations import Inspector, OperatorCommands
-from headrace.broker.worker.outbox import TokenOutbox
-from headrace.broker.worker.runs import RunLifecycle
-from headrace.broker.worker.state import EncodePort, WorkerState, note_command, reply
+from headrace.broker.worker.ports import EncodePort
+from headrace.broker.worker.presence import Presence
+from headrace.broker.worker.runs import WorkerRuns
+from headrace.broker.worker.service import Service
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Message
 
+OPERATORS = (Drain, SetRole, LoadAdapter, UnloadAdapter)
+PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping, EncodeMedia)
+
 log = structlog.get_logger()
 
-OPERATORS = (Drain, SetRole, LoadAdapter, UnloadAdapter)
-"""Messages that only an operator may send: they come to a subject of their own, which workers may not publish to."""
 
-
-PEERS = (PrefillTaken, PrefillDone, PrefillCheck, PrefillDrop, Ping, EncodeMedia)
-"""Messages that another worker may send, at the subject that other workers may publish to."""
-
-
-class JudgeInbox:
-    def __init__(self, state: WorkerState, runs: RunLifecycle, outbox: TokenOutbox) -> None:
-        self._state = state
+class Inbox:
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        presence: Presence,
+        runs: WorkerRuns,
+        service: Service,
+        client: PrefillClient,
+        server: PrefillServer | None = None,
+        encoding: EncodePort | None = None,
+    ) -> None:
+        self._deps = deps
+        self._presence = presence
         self._runs = runs
-        self._outbox = outbox
+        self._service = service
+        self._server = server
+        self._encoding = encoding
+        # Each handler returns an answer, or None where there is none or it comes later.
+        self._handlers: dict[type[Record], Callable[[Any, str], Record | None]] = {
+            Answers: self._on_answers,
+            Abort: self._on_abort,
+            Since: self._on_since,
+            PrefillTaken: lambda control, _: client.on_taken(control),
+            PrefillDone: lambda control, _: client.on_done(control),
+            PrefillCheck: self._on_prefill_check,
+            PrefillDrop: self._on_prefill_drop,
+            Drain: self._on_drain,
+            SetRole: lambda it, reply_to: service.begin_role(it.role, it.grace_s, self._answerer(reply_to)),
+            LoadAdapter: lambda control, reply_to: service.begin_adapter(control, self._answerer(reply_to)),
+            UnloadAdapter: lambda control, reply_to: service.begin_adapter(control, self._answerer(reply_to)),
+            EncodeMedia: self._on_encode,
+            KvDump: lambda _, __: self._on_dump(),
+            Ping: lambda _, __: Done(),
+            Inspect: lambda _, __: self._inspect(),
+        }
+
+    async def subscribe(self) -> None:
+        messaging, subjects = self._deps.messaging, self._deps.subjects
+        pool, worker = self._presence.pool, self._presence.worker
+        await messaging.subscribe(subjects.own_control(worker), self.on_control)
+        await messaging.subscribe(subjects.peer(pool, worker), self.on_peer)
+        await messaging.subscribe(subjects.operate_worker(pool, worker), self.on_operator)
+        await messaging.subscribe(subjects.find(pool), self.on_control)
+        await messaging.subscribe(subjects.cancel(pool), self.on_cancel)
+
+    def on_control(self, message: Message) -> None:
+        """Handle a message of a judge or a router."""
+        if (control := self._decoded(message)) is None:
+            return
+        if isinstance(control, OPERATORS):
+            metrics.MALFORMED.labels("control").inc()
+            log.warning("command.refused", kind=type(control).__name__, reason="it did not come to the subject of commands")
+            refusal = Done(ok=False, message="commands are taken at the subject of commands only")
+            self._reply(message.reply, refusal)
+            return
+        self._handle(control, message)
+
+    def on_peer(self, message: Message) -> None:
+        """Handle a message of another worker. What only judges and routers may say is counted and logged."""
+        if (control := self._decoded(message)) is None:
+            return
+        if not isinstance(control, PEERS):
+            metrics.FORGED.labels("control").inc()
+            log.warning("message.forged", kind=type(control).__name__, reason="a worker may not say that to another one")
+            return
+        self._handle(control, message)
+
+    def on_operator(self, message: Message) -> None:
+        """Handle a command of an operator."""
+        try:
+            control = decode_worker_control(message.data)
+        except WireError:
+            control = None
+        if isinstance(control, OPERATORS):
+            self._presence.note_command(control)
+            self._handle(control, message)
+            return
+        try:
+            command = decode_worker_command(message.data)
+        except WireError as error:
+            metrics.MALFORMED.labels("command").inc()
+            log.error("command.malformed", error=str(error))
+            self._reply(message.reply, Operated(ok=False, message=str(error)))
+            return
+        self._service.begin(command, self._answerer(message.reply))
 
     def on_cancel(self, message: Message) -> None:
         """Drop the runs of cancelled requests, and remember their ids for copies that are still on their way."""
@@ -60,145 +141,90 @@ class JudgeInbox:
             metrics.MALFORMED.labels("cancel").inc()
             log.error("cancel.malformed", error=str(error))
             return
-        now = asyncio.get_running_loop().time()
+        now, table = asyncio.get_running_loop().time(), self._runs.table
         for request_id in ids:
-            self._state.tombstones.add(request_id, now)
-            for run in self._state.runs.of(request_id) or self._state.runs.of_job(request_id):
+            self._runs.tombstones.add(request_id, now)
+            for run in table.of(request_id) or table.of_job(request_id):
                 self._runs.drop(run, how="cancelled")
 
-    def on_answers(self, control: Answers) -> None:
+    def _decoded(self, message: Message) -> Record | None:
+        try:
+            return decode_worker_control(message.data)
+        except WireError as error:
+            metrics.MALFORMED.labels("control").inc()
+            log.error("control.malformed", error=str(error))
+            return None
+
+    def _handle(self, control: Record, message: Message) -> None:
+        if (answer := self._handlers[type(control)](control, message.reply)) is not None:
+            self._reply(message.reply, answer)
+
+    def _reply(self, subject: str, answer: Record) -> None:
+        if subject:
+            self._deps.messaging.send(subject, encode(answer))
+
+    def _answerer(self, subject: str) -> Callable[[Record], None]:
+        return lambda answer: self._reply(subject, answer)
+
+    # -- judges --------------------------------------------------------------------------------------------------
+
+    def _on_answers(self, control: Answers, _: str) -> None:
         for answer in control.answers:
-            for run in self._state.runs.of(answer.id):
+            for run in self._runs.table.of(answer.id):
                 if (run.attempt, run.run) != (answer.attempt, answer.run):
                     continue
                 if answer.verdict != "done" or run.state is RunState.ENDED:
                     self._runs.drop(run, how=answer.verdict)
 
-    def on_abort(self, control: Abort) -> None:
+    def _on_abort(self, control: Abort, _: str) -> None:
         """Drop the named runs. Without a tombstone: the good run of the same request must live."""
         for ref in control.runs:
-            run = self._state.runs.find(ref)
-            if run is not None:
+            if (run := self._runs.table.find(ref)) is not None:
                 self._runs.drop(run, how="stale")
 
-    def on_since(self, control: Since) -> None:
+    def _on_since(self, control: Since, _: str) -> None:
         for item in control.items:
-            for run in self._state.runs.of(item.id):
-                self._outbox.resend(run, item.offsets)
+            for run in self._runs.table.of(item.id):
+                self._runs.outbox.resend(run, item.offsets)
 
+    # -- other workers -------------------------------------------------------------------------------------------
 
-class PrefillInbox:
-    def __init__(self, client: PrefillClient, server: PrefillServer | None) -> None:
-        self._client = client
-        self._server = server
-
-    def check(self, control: PrefillCheck) -> PrefillState:
+    def _on_prefill_check(self, control: PrefillCheck, _: str) -> PrefillState:
         return PrefillState(state="unknown") if self._server is None else self._server.check(control.job)
 
-    def drop(self, control: PrefillDrop) -> None:
+    def _on_prefill_drop(self, control: PrefillDrop, _: str) -> None:
         """Drop jobs that the decode worker wants no more."""
         if self._server is not None:
             for job in control.jobs:
                 self._server.drop(job)
 
-    def taken(self, control: PrefillTaken) -> Record:
-        return self._client.on_taken(control)
-
-    def done(self, control: PrefillDone) -> Record:
-        return self._client.on_done(control)
-
-
-class WorkerInbox:
-    def __init__(
-        self,
-        deps: WorkerDeps,
-        state: WorkerState,
-        judges: JudgeInbox,
-        prefill: PrefillInbox,
-        commands: OperatorCommands,
-        inspector: Inspector,
-        encoding: EncodePort | None = None,
-    ) -> None:
-        self._messaging = deps.messaging
-        self._state = state
-        self._commands = commands
-        self._inspector = inspector
-        self._encoding = encoding
-        # Each handler returns an answer, or None where there is none or it comes later.
-        self._handlers: dict[type[Record], Callable[[Any, str], Record | None]] = {
-            Answers: lambda control, _: judges.on_answers(control),
-            Abort: lambda control, _: judges.on_abort(control),
-            Since: lambda control, _: judges.on_since(control),
-            PrefillTaken: lambda control, _: prefill.taken(control),
-            PrefillDone: lambda control, _: prefill.done(control),
-            PrefillCheck: lambda control, _: prefill.check(control),
-            PrefillDrop: lambda control, _: prefill.drop(control),
-            Drain: lambda control, _: self._on_drain(control),
-            SetRole: lambda control, reply_to: commands.begin_role(control.role, control.grace_s, reply_to),
-            EncodeMedia: self._on_encode,
-            LoadAdapter: commands.begin_adapter,
-            UnloadAdapter: commands.begin_adapter,
-            KvDump: lambda _, __: self._on_dump(),
-            Ping: lambda _, __: Done(),
-            Inspect: lambda _, __: inspector.inspect(),
-        }
-
-    def on_control(self, message: Message) -> None:
-        """Handle one message. An undecodable one is counted and logged."""
-        try:
-            control = decode_worker_control(message.data)
-        except WireError as error:
-            metrics.MALFORMED.labels("control").inc()
-            log.error("control.malformed", error=str(error))
-            return
-        if isinstance(control, OPERATORS):
-            metrics.MALFORMED.labels("control").inc()
-            log.warning("command.refused", kind=type(control).__name__, reason="it did not come to the subject of commands")
-            reply(self._messaging, message.reply, Done(ok=False, message="commands are taken at the subject of commands only"))
-            return
-        self._handle(control, message)
-
-    def on_peer(self, message: Message) -> None:
-        """Handle a message of another worker. What only judges and routers may say is counted and logged."""
-        try:
-            control = decode_worker_control(message.data)
-        except WireError as error:
-            metrics.MALFORMED.labels("control").inc()
-            log.error("control.malformed", error=str(error))
-            return
-        if not isinstance(control, PEERS):
-            metrics.FORGED.labels("control").inc()
-            log.warning("message.forged", kind=type(control).__name__, reason="a worker may not say that to another one")
-            return
-        self._handle(control, message)
-
-    def on_operator(self, message: Message) -> bool:
-        """Handle a message that came to the subject of operators' commands. Returns False for an unknown command."""
-        try:
-            control = decode_worker_control(message.data)
-        except WireError:
-            return False
-        if not isinstance(control, OPERATORS):
-            return False
-        note_command(self._state, control)
-        self._handle(control, message)
-        return True
-
-    def _handle(self, control: Record, message: Message) -> None:
-        answer = self._handlers[type(control)](control, message.reply)
-        if answer is not None:
-            reply(self._messaging, message.reply, answer)
-
     def _on_encode(self, job: EncodeMedia, reply_to: str) -> MediaEncoded | None:
-        if self._encoding is None or not self._state.taking:
-            return MediaEncoded(ok=False, message=f"worker {self._state.worker} encodes nothing for others now")
-        self._encoding.begin(job, lambda answer: reply(self._messaging, reply_to, answer))
+        if self._encoding is None or not self._presence.taking:
+            return MediaEncoded(ok=False, message=f"worker {self._presence.worker} encodes nothing for others now")
+        self._encoding.begin(job, self._answerer(reply_to))
         return None
 
-    def _on_drain(self, control: Drain) -> Done:
-        self._commands.begin_drain(control.grace_s)
-        return Done(message=f"{len(self._state.runs)} runs to finish")
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    def _on_drain(self, control: Drain, _: str) -> Done:
+        self._service.begin_drain(control.grace_s)
+        return Done(message=f"{len(self._runs.table)} runs to finish")
 
     def _on_dump(self) -> Done:
-        refusal = self._inspector.ask_dump()
+        kv = self._presence.kv
+        refusal = f"worker {self._presence.worker} publishes no cache events" if kv is None else kv.ask_dump()
         return Done(ok=not refusal, message=refusal)
+
+    def _inspect(self) -> Inspection:
+        presence, table = self._presence, self._runs.table
+        states = self._server.states() if self._server is not None else {}
+        for run in table:
+            states[run.state.value] = states.get(run.state.value, 0) + 1
+        return Inspection(
+            component=presence.worker,
+            runs=[run.ref for run in table],
+            states=states,
+            lease_held=presence.lease.held,
+            draining=presence.draining,
+            kv=presence.kv.state if presence.kv is not None else "",
+        )

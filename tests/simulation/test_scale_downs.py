@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.broker.worker.operations import OperatorCommands
+from headrace.broker.worker.service import Service
 from tests.simulation.protocol.configs import plain, scenario
 from tests.simulation.protocol.deployment import Deployment
 from tests.simulation.protocol.router import real_scheduler
@@ -33,13 +33,13 @@ def test_no_request_fails_over_a_thousand_scale_downs(monkeypatch: pytest.Monkey
     None is refused either: while all workers leave at once, requests wait for the next one.
     """
     begun: list[float | None] = []
-    drain = OperatorCommands.begin_drain
+    drain = Service.begin_drain
 
-    def counted(self: OperatorCommands, grace_s: float | None) -> None:
+    def counted(self: Service, grace_s: float | None) -> None:
         begun.append(grace_s)
         drain(self, grace_s)
 
-    monkeypatch.setattr(OperatorCommands, "begin_drain", counted)
+    monkeypatch.setattr(Service, "begin_drain", counted)
     shape = Shape(
         wishes=plain(REQUESTS, spread_s=LASTS_S),
         workers=WORKERS,

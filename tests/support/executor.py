@@ -73,5 +73,5 @@ class ScriptedExecutor:
                 if have + len(ids) >= total:
                     choices.discard(choice)
                     fin = Finish(reason="length", prompt_tokens=run.envelope.tokens, completion_tokens=total)
-                self.session.sink.append(run, choice, ids, [f"{i} " for i in ids], fin=fin)
-        self.session.sink.flush()
+                self.session.runs.append(run, choice, ids, [f"{i} " for i in ids], fin=fin)
+        self.session.runs.flush()

@@ -112,7 +112,7 @@ class NothingLent:
 
 
 class EncodeServer:
-    """Implements `headrace.broker.worker.state.EncodePort`. Jobs are accepted while `run` runs."""
+    """Implements `headrace.broker.worker.ports.EncodePort`. Jobs are accepted while `run` runs."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import structlog
 
 from headrace.broker.messages.members import WorkerMember
-from headrace.broker.worker.state import HandoverSession
+from headrace.broker.worker.session import WorkerSession
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.provision import ensure_on_demand
@@ -96,7 +96,7 @@ async def make_store(connection: Connection, subjects: Subjects, info: EngineInf
 def embedding_source(
     settings: WorkerSettings,
     info: EngineInfo,
-    session: HandoverSession,
+    session: WorkerSession,
     messaging: Messaging,
     subjects: Subjects,
     reader: RecordReader | None,
@@ -106,13 +106,13 @@ def embedding_source(
         return None
 
     def encoders() -> list[str]:
-        return [member.worker for member in session.members.encode_workers(session.state.pool, info.encoder)]
+        return [member.worker for member in session.presence.members.encode_workers(session.presence.pool, info.encoder)]
 
     return EmbeddingSource(
         SourceDeps(
             messaging=messaging,
             subjects=subjects,
-            pool=session.state.pool,
+            pool=session.presence.pool,
             encoder=info.encoder,
             encoders=encoders,
             wait_s=settings.encode_wait_s,

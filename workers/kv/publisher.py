@@ -20,7 +20,7 @@ from headrace.broker.messages.events import KvReset, KvStep
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.places import place_name, rank_of, ranks_of
 from headrace.broker.settings import Timing
-from headrace.broker.worker.state import KvPort
+from headrace.broker.worker.ports import KvPort
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -173,7 +173,7 @@ Inventory = Callable[[], Mapping[Tier, Collection[int]]]
 
 
 class KvPublisher:
-    """Publishes the cache events of an epoch of a worker. Implements `headrace.broker.worker.state.KvPort`."""
+    """Publishes the cache events of an epoch of a worker. Implements `headrace.broker.worker.ports.KvPort`."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class KvPublisher:
 
 
 class RankPublishers:
-    """Runs a publisher per rank. Implements `headrace.broker.worker.state.KvPort`."""
+    """Runs a publisher per rank. Implements `headrace.broker.worker.ports.KvPort`."""
 
     def __init__(self, publishers: Sequence[KvPublisher]) -> None:
         self._publishers = publishers

@@ -19,7 +19,7 @@ from headrace.broker.messages.prefill import PrefillJob
 from headrace.broker.messages.requests import Generation, PrefillDecision, Sampling
 from headrace.broker.prefill_client import PrefillFailed
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.state import HandoverSession
+from headrace.broker.worker.session import WorkerSession
 from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Handover, Output, Role
 from headrace.workers.engine import Sequence as EngineSequence
@@ -261,7 +261,7 @@ class Handovers:
 
     def __init__(
         self,
-        session: HandoverSession,
+        session: WorkerSession,
         engine: Engine,
         info: EngineInfo,
         runtime: Runtime,
@@ -269,7 +269,7 @@ class Handovers:
     ) -> None:
         self._session = session
         self._engine = engine
-        state = session.state
+        state = session.presence
         self._cards: Mapping[str, bytes] = {}
         deps = HandoverDeps(
             client=session.prefill_client,
@@ -281,18 +281,18 @@ class Handovers:
         lender = PrefixLender(runtime.raw, info)
         self.coordinator = HandoverCoordinator(deps, settings, role=lambda: state.member.role, lender=lender)
         self._warmup = PeerWarmup(
-            deps, runtime.raw, decodes=lambda: state.member.role == Role.DECODE and state.taking and session.registered
+            deps, runtime.raw, decodes=lambda: state.member.role == Role.DECODE and state.taking and session.presence.lease.held
         )
-        session.members.on_change(self._on_members)
+        session.presence.members.on_change(self._on_members)
 
     async def run(self) -> None:
         await self._warmup.run()
 
     def _on_members(self) -> None:
-        own = self._session.state.worker
+        own = self._session.presence.worker
         cards = {
             member.worker: member.transfer_card
-            for member in self._session.members.workers(self._session.state.pool).values()
+            for member in self._session.presence.members.workers(self._session.presence.pool).values()
             if member.transfer_card and member.worker != own
         }
         if cards != self._cards:

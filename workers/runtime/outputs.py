@@ -12,7 +12,7 @@ import structlog
 
 from headrace.broker.codec import encode, log_ids
 from headrace.broker.messages.frames import Finish, FinishReason, JobFault, Text, TokenLogprob
-from headrace.broker.worker.state import RunSink
+from headrace.broker.worker.runs import WorkerRuns
 from headrace.workers import metrics
 from headrace.workers.engine import Fault, Output
 from headrace.workers.errors import RequestInvalid
@@ -57,7 +57,7 @@ INVALID = "invalid_request"  # the code of a fault that is the client's, as of a
 class Outputs:
     """Passes outputs on to the sink at once; flushing it is left to the caller."""
 
-    def __init__(self, sink: RunSink, sequences: Sequences) -> None:
+    def __init__(self, sink: WorkerRuns, sequences: Sequences) -> None:
         self._sink = sink
         self._sequences = sequences
 

@@ -19,7 +19,7 @@ from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.messages.frames import Finish, JobFault
 from headrace.broker.messages.requests import Pooling, Spill
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.state import RunSink
+from headrace.broker.worker.runs import WorkerRuns
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
 from headrace.workers.engine import EngineInfo, Pooled, PoolItem
@@ -64,7 +64,7 @@ class PoolRuns:
     def __len__(self) -> int:
         return sum(map(len, self._tasks.values()))
 
-    def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo) -> None:
+    def start(self, run: Run, payload: bytes, *, sink: WorkerRuns, info: EngineInfo) -> None:
         """Begin a job, or what is left of it. What is wrong with it is told to the sink."""
         try:
             items = _items(run, decode(Pooling, payload), info)
@@ -98,7 +98,7 @@ class PoolRuns:
             if not mine:
                 del self._tasks[run]
 
-    async def _pool(self, run: Run, choice: int, item: PoolItem, sink: RunSink, left: _Left) -> None:
+    async def _pool(self, run: Run, choice: int, item: PoolItem, sink: WorkerRuns, left: _Left) -> None:
         spill = None
         try:
             pooled = await self._engine.pool(item)
@@ -143,7 +143,7 @@ class PoolRuns:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush, sink)
 
-    def _flush(self, sink: RunSink) -> None:
+    def _flush(self, sink: WorkerRuns) -> None:
         self._flushing = False
         sink.flush()
 

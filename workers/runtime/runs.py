@@ -19,7 +19,7 @@ from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Generation, PrefillDecision
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.state import RunSink
+from headrace.broker.worker.runs import WorkerRuns
 from headrace.workers import metrics
 from headrace.workers.detokenize import StopStrings, TextPipeline, TokenTable
 from headrace.workers.engine import Capabilities, Engine, EngineInfo, read_matrix
@@ -42,7 +42,7 @@ from headrace.workers.runtime.sequences import Sequences
 # Ends runs that the engine refuses, and decides which runs cannot be resumed.
 
 
-def refuse(sink: RunSink, run: Run, error: WorkerError) -> None:
+def refuse(sink: WorkerRuns, run: Run, error: WorkerError) -> None:
     """End a run with the fault for `error`, or move it to another worker if that may help."""
     if isinstance(error, (RequestInvalid, UnsupportedByEngine)):
         sink.fail(run, JobFault("invalid_request", str(error), param=error.param))
@@ -192,7 +192,7 @@ class Runs:
     def __init__(
         self,
         engine: Engine,
-        sink: RunSink,
+        sink: WorkerRuns,
         intake: ChoiceIntake,
         sequences: Sequences,
         outputs: Outputs,

@@ -22,7 +22,7 @@ from headrace.broker.codec import log_ids
 from headrace.broker.messages.events import LoadReport, RankLoad
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.state import RunSink
+from headrace.broker.worker.runs import WorkerRuns
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
 from headrace.workers.adapter_cache import AdapterFolder
@@ -111,7 +111,7 @@ class StuckSequences:
         return stuck
 
 
-def give_up(stuck: Stuck, sink: RunSink) -> None:
+def give_up(stuck: Stuck, sink: WorkerRuns) -> None:
     """Move the run of a stuck sequence to another worker, which aborts its sequences in this engine."""
     choice, when = stuck.choice, "first" if stuck.first else "next"
     metrics.STUCK.labels(when).inc()
@@ -125,7 +125,7 @@ CHANGE_S = 120.0  # an engine reads the files of an adapter and copies them to i
 
 
 class EngineAdapters:
-    """Implements `headrace.broker.worker.state.AdapterPort`."""
+    """Implements `headrace.broker.worker.ports.AdapterPort`."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Runtime:
         self.sequences = Sequences(engine, self._commands, self.watchdog, self._scope, refused=self._refused)
         self.raw = RawSubmissions(engine, self._commands, self.watchdog, self._scope, active=self.sequences.active)
         self._pooling = PoolRuns(engine, self.watchdog, self._scope, refused=self._refused)
-        self._sink: RunSink | None = None
+        self._sink: WorkerRuns | None = None
         self._caches: tuple[Callable[[], Container[int]], ...] = ()
         self._tiers: Callable[[], list[int]] = list
         self._remotes: RemotePrefills | None = None
@@ -216,7 +216,7 @@ class Runtime:
 
     def attach(
         self,
-        sink: RunSink,
+        sink: WorkerRuns,
         info: EngineInfo,
         table: TokenTable,
         remotes: RemotePrefills | None = None,

@@ -80,7 +80,7 @@ async def test_open_requests_are_submitted_again_when_what_was_stored_of_them_is
 ) -> None:
     async with ingress(connection, subjects) as served, worker(connection, subjects, "w1") as session:
         await until(served.models.ready_names)
-        await session.stop_taking()
+        await session.intake.stop()
         stream = await served.submit(job(5))
         await connection.purge_stream(subjects.stream("REQ"))
         served.resubmit()
@@ -104,7 +104,7 @@ async def test_any_ingress_cancels_the_request_of_another_one_for_its_tenant_onl
             assert not await other.cancel("mine", "_", timeout_s=2.0)
             assert not await other.cancel("yours", "acme", timeout_s=2.0)
             assert await other.cancel("mine", "acme", timeout_s=2.0)
-            await until(lambda: not len(session.state.runs))
+            await until(lambda: not len(session.runs.table))
             assert not await other.cancel("mine", "acme", timeout_s=2.0), "it has ended"
             running.cancel()
 

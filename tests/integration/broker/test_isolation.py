@@ -14,8 +14,8 @@ from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
@@ -78,8 +78,8 @@ async def crowded(
         streams = [await served.submit(one) for one in jobs]
         await until_started(first, {one.id for one in jobs})
         assert first.session is not None
-        first.session.self_placer.enabled = False  # the next one goes to the other
-        first.session.state.changed()
+        first.session.intake.places = False  # the next one goes to the other
+        first.session.presence.changed()
         async with slow_worker(connection, subjects, "w2", slots=room + 1) as second:
             jobs.append(job(TOKENS))
             streams.append(await served.submit(jobs[-1]))
@@ -87,7 +87,7 @@ async def crowded(
             answers = [tasks.create_task(collect(stream)) for stream in streams]
             await place_as_suspect(connection, subjects, jobs[-1], "w1")
             async with asyncio.timeout(10):
-                while not first.session.state.runs.of(jobs[-1].id):
+                while not first.session.runs.table.of(jobs[-1].id):
                     await asyncio.sleep(0.01)
             yield answers, jobs, first, second
             for answer in answers:
@@ -116,5 +116,5 @@ async def test_they_stay_where_others_lack_and_it_starts_beside_them_in_the_end(
         await until_started(first, {jobs[-1].id})
         assert second.started == [jobs[-1].id]
         assert len(first.running) == NEIGHBOURS + 1
-        (run,) = session.state.runs.suspects
+        (run,) = session.runs.table.suspects
         assert (run.id, run.limit) == (jobs[-1].id, 1)

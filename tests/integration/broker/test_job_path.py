@@ -17,8 +17,8 @@ from headrace.broker.messages.requests import Generation
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects, pool_id
@@ -95,7 +95,7 @@ async def stored(connection: Connection, subjects: Subjects) -> int:
 
 async def settled(session: WorkerSession) -> None:
     async with asyncio.timeout(5):
-        while len(session.state.runs):
+        while len(session.runs.table):
             await asyncio.sleep(0.01)
 
 
@@ -191,7 +191,7 @@ async def test_without_a_router_a_request_that_is_too_long_for_one_fleet_is_pass
     ):
         await has_worker(served)
         async with asyncio.timeout(20):
-            while len(short.members.serving_workers(POOL)) < 2:
+            while len(short.presence.members.serving_workers(POOL)) < 2:
                 await asyncio.sleep(0.01)
         for _ in range(6):
             request = job(40)
@@ -221,7 +221,7 @@ async def test_a_drained_worker_hands_over_without_losing_or_repeating_a_token(
         stream = await served.submit(request)
         ids = [i for row in await stream.rows() for i in row.ids]
         async with worker(connection, subjects, "w2", step_s=0.01) as second:
-            await first.drain(0.0)
+            await first.service.drain(0.0)
             ids += await collect(stream)
             await settled(second)
         assert ids == expected(request.id, 0, 150)

@@ -44,18 +44,18 @@ async def test_a_batch_request_that_a_router_has_placed_to_stay_keeps_its_slot(
         await has_worker(served)
         session = worker.session
         assert session is not None
-        session.self_placer.enabled = False
-        session.state.changed()
+        session.intake.places = False
+        session.presence.changed()
         one = msgspec.structs.replace(job(TOKENS), request_class="batch")
         stream = await served.submit(one)
         (stored,) = await connection.subject_messages(subjects.stream("REQ"), ">", limit=5)
         await connection.publish(subjects.work(POOL, "w1"), stored.data, headers={HEADER_KEPT: "1"}, msg_id="placed")
         await connection.delete_message(subjects.stream("REQ"), stored.seq)  # as a router's ack does, else it is placed again
         await until_started(worker, {one.id})
-        (run,) = session.state.runs.of(one.id)
+        (run,) = session.runs.table.of(one.id)
         assert run.kept
-        session.self_placer.enabled = True
-        session.state.changed()
+        session.intake.places = True
+        session.presence.changed()
         other = job(4)
         assert await collect(await served.submit(other)) == expected(other.id, 0, 4)
         assert stream.finished or run.complete

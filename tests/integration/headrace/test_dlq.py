@@ -141,7 +141,7 @@ async def test_a_retry_that_takes_too_long_fails_frees_the_worker_and_keeps_the_
         assert await command("retry", "r1", "--deadline", "1") == 1
         assert "r1 failed again" in capsys.readouterr().err
         async with asyncio.timeout(5):
-            while len(session.state.runs):
+            while len(session.runs.table):
                 await asyncio.sleep(0.01)
     assert await command("show", "r1") == 0
 

@@ -23,8 +23,8 @@ from headrace.broker.messages.events import JobEvent, JobEvents
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Delivery, Message
@@ -270,7 +270,7 @@ async def test_a_router_that_lost_its_lease_decides_nothing_until_it_holds_it_ag
         await members.put(pool.subjects.router_key(POOL, "r1"), b"somebody else", ttl_s=2.0)
         await until(lambda: not router.ready)
         await until(lambda: len(router.window) == 0)
-        assert worker.state.runs.sequences == 1
+        assert worker.runs.table.sequences == 1
         await until(lambda: router.ready)
         busy.cancel()
         await waiting
@@ -370,7 +370,7 @@ async def test_an_ingress_waits_for_no_explanation_that_cannot_come(pool: Pool) 
         told = await pool.served.explain(request.id, timeout_s=5.0)
         assert not told.known
         assert "does not answer" in told.reason
-        await until(lambda: worker.state.runs.sequences == 0)
+        await until(lambda: worker.runs.table.sequences == 0)
         busy = await pool.served.submit(job(1_000_000))
         await busy.rows()
         waiting = job(explain=True)
@@ -394,4 +394,4 @@ async def test_a_router_that_is_silent_is_not_taken_for_a_placement_that_nobody_
         assert (told.known, told.reason) == (False, "the router does not answer: frozen is silent")
         stream.cancel()
         busy.cancel()
-        await until(lambda: worker.state.runs.sequences == 0)
+        await until(lambda: worker.runs.table.sequences == 0)

@@ -27,8 +27,8 @@ from headrace.broker.membership.members import Members
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.frontend.app import build_frontend
 from headrace.frontend.http.connections import Connections
@@ -192,7 +192,7 @@ class Cost:
             random_bits=machine.rng.getrandbits,
         )
         session = WorkerSession(deps, member, EnginePorts(executor=runtime, kv=publisher))
-        runtime.attach(session.sink, info, TokenTable.load(info.tokenizer_dir))
+        runtime.attach(session.runs, info, TokenTable.load(info.tokenizer_dir))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(runtime.run())
             tasks.create_task(feed.run())

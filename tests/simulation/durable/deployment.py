@@ -34,8 +34,8 @@ from headrace.broker.messages.durable import (
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import CarrierSettings, IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
@@ -319,7 +319,7 @@ class DurableDeployment:
             found += [f"{kind} {m.subject} {describe(m.subject, m.data, m.headers)}" for m in stored]
         for machine, session, engine in self.sessions.values():
             if machine.alive:
-                found += [f"run {run.ref} {run.state.value} on {machine.id}" for run in session.state.runs]
+                found += [f"run {run.ref} {run.state.value} on {machine.id}" for run in session.runs.table]
                 found += [f"engine of {machine.id} runs {run.ref}" for run in engine.running]
         for machine, carrier, ingress in self.carriers.values():
             if machine.alive:

@@ -14,8 +14,8 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.requests import Generation, Sampling
 from headrace.broker.settings import IngressSettings, SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology
@@ -100,7 +100,7 @@ class Deployment:
             world.process(f"W{i}", lambda machine: self.work(machine, "decode"), restart=True, restart_on_exit=True)
         world.process("J0", self.serve, restart=True, restart_on_exit=True)
         world.fault_kinds |= {
-            "drain": self._on_worker(lambda w: w.session.commands.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
+            "drain": self._on_worker(lambda w: w.session.service.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "role": self._on_worker(self._change_role),
             "cancel": self._cancel_one,
             "break": self._set("breaks"),
@@ -156,10 +156,10 @@ class Deployment:
         coordinator = HandoverCoordinator(
             handover_deps,
             WorkerSettings(engine="sim", model="m", prefill_min_tokens=64, transfer_timeout_s=4.0),
-            role=lambda: session.state.member.role,
+            role=lambda: session.presence.member.role,
             lender=PrefixLender(runtime.raw, info),
         )
-        runtime.attach(session.sink, info, TABLE, coordinator)
+        runtime.attach(session.runs, info, TABLE, coordinator)
         self.workers[machine.id] = Worker(machine, session, engine)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -244,19 +244,19 @@ class Deployment:
 
     def _on_worker(self, action: Callable[[Worker], object]) -> Callable[[Machine, float | None], None]:
         def strike(machine: Machine, _length_s: float | None) -> None:
-            if machine.id in self.workers and not self.workers[machine.id].session.state.draining:
+            if machine.id in self.workers and not self.workers[machine.id].session.presence.draining:
                 machine.loop.call_soon(action, self.workers[machine.id])
 
         return strike
 
     def _change_role(self, worker: Worker) -> None:
         living = [w for w in self.workers.values() if w.machine.alive and w.machine.id not in self.left]
-        serving = [w for w in living if w.session.state.member.serves and w.session.state.taking]
-        others = [role for role in ROLES if role != worker.session.state.member.role]
+        serving = [w for w in living if w.session.presence.member.serves and w.session.presence.taking]
+        others = [role for role in ROLES if role != worker.session.presence.member.role]
         if not set(serving) - {worker}:  # who takes the last one that serves away gets no answers
             others = [role for role in others if role != "prefill"]
         role = self.world.rng.choice(others)
-        worker.session.commands.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
+        worker.session.service.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), lambda _: None)
 
     def _cancel_one(self, machine: Machine, _length_s: float | None) -> None:
         mine = [ask for ask in self.asks if ask.judge is machine and not ask.outcome]
@@ -278,7 +278,7 @@ class Deployment:
         for name, worker in self.workers.items():
             if not worker.machine.alive or name in self.left:
                 continue
-            found += [f"run {run.ref} {run.state.value} on {name}" for run in worker.session.state.runs]
+            found += [f"run {run.ref} {run.state.value} on {name}" for run in worker.session.runs.table]
             found += [f"engine of {name} runs {sequence}" for sequence in worker.engine.running]
             found += [f"engine of {name} offers {sequence}" for sequence in worker.engine.offers]
             assert worker.session.prefill_server is not None

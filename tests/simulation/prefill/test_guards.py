@@ -12,8 +12,8 @@ from headrace.broker import prefill_server
 from headrace.broker.messages.prefill import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
 from headrace.broker.prefill_client import Asked, PrefillClient
 from headrace.broker.prefill_server import PrefillServer
-from headrace.broker.worker.drain import Withdrawal
-from headrace.broker.worker.runs import RunLifecycle
+from headrace.broker.worker.runs import WorkerRuns
+from headrace.broker.worker.service import Service
 from headrace.workers.runtime.decode_side import RemotePrefillRun
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.guard_search import Report, assert_matters
@@ -112,15 +112,15 @@ def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> None:
-    async def empty(self: Withdrawal, grace_s: float) -> None: ...
+    async def empty(self: Service, reason: Any, grace_s: float) -> None: ...
 
-    patch.setattr(Withdrawal, "empty", empty)
+    patch.setattr(Service, "_empty", empty)
 
 
 def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: RunLifecycle, delivery: Any) -> None: ...
+    def keep(self: WorkerRuns, delivery: Any) -> None: ...
 
-    patch.setattr(RunLifecycle, "return_unserved", keep)
+    patch.setattr(WorkerRuns, "return_unserved", keep)
 
 
 # In which deployment, and the first seed that shows it: only a saving of time, see `guard_search.py`.

@@ -29,7 +29,7 @@ class CrashTruth:
         return [
             worker
             for worker in self.workers.values()
-            if any(run.state is not RunState.WAITING for run in worker.session.state.runs.of(request_id))
+            if any(run.state is not RunState.WAITING for run in worker.session.runs.table.of(request_id))
         ]
 
     def _runners(self, request_id: str) -> list[Worker]:

@@ -25,8 +25,8 @@ from headrace.broker.protocol.quarantine import POISON_WEIGHT
 from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import IngressSettings, SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
-from headrace.broker.worker.state import EnginePorts
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology
@@ -77,9 +77,7 @@ class Deployment:
             world.process(f"J{i}", self.serve, restart=True, restart_on_exit=True)
         world.at(0.0, self._look)
         world.fault_kinds |= {
-            "drain": self._on_worker(
-                lambda worker: worker.session.commands.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))
-            ),
+            "drain": self._on_worker(lambda worker: worker.session.service.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
             "flaky": self._on_worker(lambda worker: setattr(worker.engine, "flaky", 3)),
             "redeliver": self._redeliver,
@@ -134,8 +132,8 @@ class Deployment:
         finally:
             if machine.alive:
                 self.left.add(machine.id)
-        if len(session.state.runs):
-            raise Violation(f"abandoned by {machine.id}: {[run.ref for run in session.state.runs]}")
+        if len(session.runs.table):
+            raise Violation(f"abandoned by {machine.id}: {[run.ref for run in session.runs.table]}")
 
     async def serve(self, machine: Machine) -> None:
         ingress = Ingress(
@@ -259,7 +257,7 @@ class Deployment:
         def strike(machine: Machine, _length_s: float | None) -> None:
             if machine.id in self.workers:
                 worker = self.workers[machine.id]
-                if not worker.session.state.draining and not worker.engine.dead:
+                if not worker.session.presence.draining and not worker.engine.dead:
                     machine.loop.call_soon(action, worker)
 
         return strike
@@ -370,7 +368,7 @@ class Deployment:
             found += [f"{kind} {m.subject} {describe(m.subject, m.data, m.headers)}" for m in stored]
         for worker in self.workers.values():
             if worker.machine.alive:
-                found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.state.runs]
+                found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.runs.table]
                 found += [f"engine of {worker.machine.id} runs {run.ref}" for run in worker.engine.running]
         for name, ingress in self.ingresses.items():
             machine = next(m for m in self.world.machines if m.id == name)

@@ -29,7 +29,7 @@ class Work:
 
 
 class SimEngine:
-    """Implements `headrace.broker.worker.state.Executor`. `begin` notes a start and checks that it was allowed."""
+    """Implements `headrace.broker.worker.ports.Executor`. `begin` notes a start and checks that it was allowed."""
 
     def __init__(self, machine: Machine, begin: Callable[[SimEngine, Run, bytes], tuple[RunNote, Wish]]) -> None:
         self.machine = machine
@@ -93,10 +93,10 @@ class SimEngine:
                     return
                 if self.flaky:
                     self.flaky -= 1
-                    session.sink.retry_elsewhere(work.run, JobFault("engine_busy", "try elsewhere", retriable=True))
+                    session.runs.retry_elsewhere(work.run, JobFault("engine_busy", "try elsewhere", retriable=True))
                     continue
                 self._step(session, work)
-            session.sink.flush()
+            session.runs.flush()
 
     async def die(self) -> None:
         """The engine process is gone; the worker process is not."""
@@ -104,7 +104,7 @@ class SimEngine:
         self.deaths.append(({run.id for run in self.running}, self.machine.id))
         self.running.clear()
         self.dead = True
-        await self.session.engine_died("it was told to")
+        await self.session.service.engine_died("it was told to")
 
     def _explodes(self, work: Work) -> bool:
         last = all(len(work.run.choices[c].ids) >= work.wish.lengths[c] - 1 for c in work.open)
@@ -116,7 +116,7 @@ class SimEngine:
         if run.state is not RunState.RUNNING and run.state is not RunState.LAPSED:
             return
         if work.wish.invalid:
-            session.sink.fail(run, JobFault("invalid_request", "no", param="temperature"))
+            session.runs.fail(run, JobFault("invalid_request", "no", param="temperature"))
             return
         for choice in list(work.open):
             have, total = len(run.choices[choice].ids), work.wish.lengths[choice]
@@ -132,4 +132,4 @@ class SimEngine:
                     prompt_tokens=run.envelope.tokens,
                     completion_tokens=total,
                 )
-            session.sink.append(run, choice, ids, texts, fin=fin)
+            session.runs.append(run, choice, ids, texts, fin=fin)

@@ -22,8 +22,8 @@ from tests.support.runtime_bench import INFO, FakeEngine
 def health(**info: Any) -> tuple[WorkerHealth, Any]:
     engine = FakeEngine()
     member = SimpleNamespace(worker="w", pool="p", role="aggregated", slots=4)
-    state = SimpleNamespace(draining=False, withdrawn="", member=member, runs={})
-    session = SimpleNamespace(state=state, registered=True, prefill_server=None)
+    presence = SimpleNamespace(draining=False, withdrawn="", member=member, lease=SimpleNamespace(held=True))
+    session = SimpleNamespace(presence=presence, runs=SimpleNamespace(table={}), prefill_server=None)
     card = SimpleNamespace(model="m", kinds=["chat"])
     runtime = Runtime(engine, stall_s=60.0)  # type: ignore[arg-type]
     made = WorkerHealth(None, session, engine, runtime, replace(INFO, **info), card)  # type: ignore[arg-type]
@@ -39,14 +39,14 @@ async def test_ranks_that_share_a_model_are_told_where_there_are_several() -> No
 async def test_a_worker_that_takes_nothing_by_an_operators_will_is_healthy_and_not_ready(withdrawn: str, why: str) -> None:
     made, session = health()
     assert made.describe().ready
-    session.state.withdrawn = withdrawn
+    session.presence.withdrawn = withdrawn
     told = made.describe()
     assert (told.ready, told.healthy, told.why) == (False, True, why)
 
 
 async def test_a_worker_without_a_lease_is_neither_ready_nor_healthy() -> None:
     made, session = health()
-    session.registered = False
+    session.presence.lease.held = False
     told = made.describe()
     assert (told.ready, told.healthy, told.why) == (False, False, "it holds no lease")
 
@@ -79,7 +79,7 @@ def operated(engine: Operable, *, engine_name: str = "fake", **more: Any) -> tup
     runtime = Runtime(engine, stall_s=60.0)  # type: ignore[arg-type]
     probe = EngineProbe(engine, runtime, info, token=1)  # type: ignore[arg-type]
 
-    async def warm() -> None:
+    async def warm(role: str) -> None:
         assert not runtime.watchdog.suspended
         warmed.append("warm")
 
@@ -121,7 +121,7 @@ async def test_nothing_is_expected_of_an_engine_that_sleeps_until_it_is_warm_aga
     assert report["level"] == 1
     assert isinstance(report["host_bytes_freed"], int)
     assert not warmed
-    await able.wake(1)
+    await able.wake(1, role="decode")
     assert (runtime.watchdog.suspended, warmed) == (False, ["warm"])
     assert engine.asked == [("sleep", {"level": 1}), ("wake", {"level": 1})]
 

@@ -9,7 +9,6 @@ from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
 from headrace.broker.messages.control import CheckReply, ClaimReply, RefuseReply
 from headrace.broker.worker import runs
-from headrace.broker.worker.session import GoneJudges
 from headrace.jetstream import lease
 from headrace.jetstream.errors import NoResponder
 from tests.simulation.protocol.guards.registry import guard
@@ -57,7 +56,7 @@ def a_lease_has_time_for_the_answers_of_a_slow_server(patch: pytest.MonkeyPatch)
 
 @guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GoneJudges, "tick", lambda self, now_s: None)
+    patch.setattr(runs.WorkerRuns, "look_for_judges", lambda self, now_s: None)
 
 
 @guard

@@ -14,11 +14,10 @@ from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import ORDINARY, RunTable, Turn
-from headrace.broker.worker import outbox, run_admission
-from headrace.broker.worker.inbox import JudgeInbox
-from headrace.broker.worker.run_admission import RunAdmission
-from headrace.broker.worker.session import Lapses
-from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker import outbox
+from headrace.broker.worker import runs as worker_runs
+from headrace.broker.worker.inbox import Inbox
+from headrace.broker.worker.runs import Admission, WorkerRuns
 from headrace.jetstream.ports import Delivery
 from tests.simulation.protocol.guards.registry import guard
 from tests.simulation.virtual.messaging import SimMessaging
@@ -58,23 +57,23 @@ def a_missing_consumer_is_made_again(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    real = run_admission.fetch_payload
+    real = worker_runs.fetch_payload
 
     async def fetch_once(messaging: Any, subjects: Any, envelope: Any, *, wanted: Any) -> bytes:
         tries = iter((True, True, True))
         return await real(messaging, subjects, envelope, wanted=lambda: wanted() and next(tries, False))
 
-    patch.setattr(run_admission, "fetch_payload", fetch_once)
+    patch.setattr(worker_runs, "fetch_payload", fetch_once)
 
 
 @guard
 def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
-    def on_abort(self: JudgeInbox, control: Abort) -> None:
+    def on_abort(self: Inbox, control: Abort, _: str) -> None:
         for ref in control.runs:
-            for run in self._state.runs.of(ref.id):
+            for run in self._runs.table.of(ref.id):
                 self._runs.drop(run, how="stale")
 
-    patch.setattr(JudgeInbox, "on_abort", on_abort)
+    patch.setattr(Inbox, "_on_abort", on_abort)
 
 
 @guard
@@ -90,17 +89,17 @@ def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: False)
+    patch.setattr(outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: None)
 
 
 @guard
 def a_lapsed_worker_asks_its_judges(patch: pytest.MonkeyPatch) -> None:
-    def recheck(self: Lapses) -> None:
-        for run in self._state.runs:
-            if run.state is RunState.LAPSED and self._lease.held:
-                self._runs.drop(run, how="lapsed")
+    def recheck(self: WorkerRuns) -> None:
+        for run in self.table:
+            if run.state is RunState.LAPSED and self._presence.lease.held:
+                self.drop(run, how="lapsed")
 
-    patch.setattr(Lapses, "recheck", recheck)
+    patch.setattr(WorkerRuns, "recheck_lapsed", recheck)
 
 
 @guard
@@ -147,13 +146,13 @@ def progress_clears_only_well_past_the_crash(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def turn_of(self: RunAdmission, run: Run, began_s: float) -> Turn | None:
-        while run.state is RunState.WAITING and (turn := self._state.runs.turn(run, overdue=True)) is None:
+    async def turn_of(self: Admission, run: Run, began_s: float) -> Turn | None:
+        while run.state is RunState.WAITING and (turn := self._runs.table.turn(run, overdue=True)) is None:
             await asyncio.sleep(0.1)
         if run.state is not RunState.WAITING:
             return None
         run.claim()
         return turn
 
-    patch.setattr(RunAdmission, "_turn_of", turn_of)
-    patch.setattr(WorkerState, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(Admission, "_turn_of", turn_of)
+    patch.setattr(WorkerRuns, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)

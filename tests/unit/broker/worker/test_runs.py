@@ -1,53 +1,47 @@
-"""A worker's questions to judges and to the object store: what no answer means, and for whom."""
+"""Runs of a worker: what no answer of a judge means, how each run begins and ends, once, and what time asks for."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from typing import Any
 
-import msgspec
 import pytest
 
 from headrace.broker.codec import decode_ingress_control, encode
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages.control import Check, CheckReply, ClaimReply, HistoryEntry
-from headrace.broker.messages.events import LoadReport
-from headrace.broker.messages.members import WorkerMember
+from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Envelope, Spill
 from headrace.broker.protocol.preemption import Yielding
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.runs import RunTable, Turn
-from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.protocol.runs import Turn
+from headrace.broker.settings import Timing
 from headrace.broker.spill import fetch_payload
-from headrace.broker.worker.runs import ISOLATION_REASON as REASON
-from headrace.broker.worker.runs import LOOK_S, IsolationMover, JudgeClient, Preemption, RunLifecycle, co_runners
-from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.errors import JetStreamError, NotConnected, ObjectNotFound, RequestTimeout
-from headrace.jetstream.ports import Message
+from headrace.broker.worker.runs import Admission, JudgeClient
+from headrace.jetstream.errors import NotConnected, ObjectNotFound, RequestTimeout
 from headrace.jetstream.subjects import Subjects
-from headrace.jetstream.tasks import TaskScope
-from tests.simulation.virtual.machine import Machine
-from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import World as VirtualWorld
-from tests.unit.broker.protocol.test_preemption import batch_run
-from tests.unit.broker.protocol.test_protocol_runs import make
-from tests.unit.broker.worker.test_run_lifecycle import World
-from tests.unit.broker.worker.test_state import state
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery, make
+from tests.unit.broker.worker.bench import Bench
 
 SUBJECTS = Subjects("hr")
-TIMING = Timing(retry_s=0.0)
+FAULT = JobFault("engine_busy", "try elsewhere", retriable=True)
 
 
-class Held:
-    held = True
+def client_of(judge: FarJudge | SlowJudge) -> JudgeClient:
+    bench = Bench(timing=Timing(retry_s=0.0))
+    bench.world.request = judge.request
+    return JudgeClient(bench.deps, bench.presence)
 
 
-class Living:
-    async def ingress_gone(self, ingress: str) -> bool:
-        return False
+def one_run(attempt: int = 1) -> tuple[Bench, Run]:
+    run = make(1, attempt=attempt)
+    run.begin([], [])
+    return Bench(run), run
+
+
+def acked(run: Run) -> int:
+    assert isinstance(run.delivery, FakeDelivery)
+    return run.delivery.acked
 
 
 class SlowJudge:
@@ -70,9 +64,7 @@ class SlowJudge:
 async def test_a_run_dropped_while_its_judge_is_asked_decides_nothing_about_the_others() -> None:
     runs = [make(1, request_id="a"), make(2, request_id="b")]
     judge = SlowJudge(runs[0])
-    deps = WorkerDeps(messaging=judge, subjects=SUBJECTS, settings=SessionSettings(timing=TIMING))  # type: ignore[arg-type]
-    judges = JudgeClient(deps, Living(), Held(), worker="w")  # type: ignore[arg-type]
-    assert (await judges.check(runs))[runs[1]] == "current"
+    assert (await client_of(judge).check(runs))[runs[1]] == "current"
 
 
 class FarJudge:
@@ -87,11 +79,6 @@ class FarJudge:
         if timeout_s < self._takes_s:
             raise RequestTimeout
         return encode(ClaimReply(verdict="go"))
-
-
-def client_of(judge: object) -> JudgeClient:
-    deps = WorkerDeps(messaging=judge, subjects=SUBJECTS, settings=SessionSettings(timing=TIMING))  # type: ignore[arg-type]
-    return JudgeClient(deps, Living(), Held(), worker="w")  # type: ignore[arg-type]
 
 
 async def test_a_judge_whose_answers_take_longer_than_a_call_may_is_heard_in_the_end() -> None:
@@ -157,268 +144,162 @@ async def test_a_payload_that_is_no_longer_wanted_is_not_fetched() -> None:
         await fetch_payload(Storage(), SUBJECTS, spilled(b"payload"), wanted=lambda: False)  # type: ignore[arg-type]
 
 
-SLOTS = 4
+async def test_a_started_run_is_in_the_engine_and_told_of() -> None:
+    bench, run = one_run()
+    bench.runs.start(run, b"payload")
+    assert (bench.world.started, run.state, bench.world.events) == ([run], RunState.RUNNING, ["started"])
 
 
-class Engine(World):
-    """An engine with some KV blocks; `fixed` are the runs that no other worker could continue."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks_total = self.blocks_used = 0
-        self.fixed: set[Run] = set()
-
-    def load(self, report: LoadReport) -> LoadReport:
-        return msgspec.structs.replace(report, blocks_total=self.blocks_total, blocks_used=self.blocks_used)
-
-    def resumable(self, run: Run) -> bool:
-        return run not in self.fixed
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_dropped_run_is_acked_and_its_slot_is_free(*, started: bool) -> None:
+    bench, run = one_run()
+    if started:
+        bench.runs.start(run, b"")
+    bench.runs.drop(run, how="done")
+    bench.runs.drop(run, how="done")
+    assert (acked(run), run.gone, bench.changes) == (1, True, [4])
+    assert bench.world.stopped == [run] * started, "an engine is asked to stop only what it was given"
+    assert bench.world.events == ["started"] * started + ["settled"]
 
 
-class Bench:
-    """A worker with four slots and blocks of 16 tokens. `move_soon` is carried out as far as its first wait."""
+async def test_a_moved_run_is_stopped_moved_and_not_acked() -> None:
+    bench, run = one_run()
+    bench.runs.start(run, b"")
+    await bench.runs.move(run, suspect="w#engine", reason="engine_died", group=3)
+    await bench.runs.move(run, suspect=None, reason="again")
+    bench.runs.drop(run, how="late")
+    assert bench.world.moved == [(1, "w#engine", "engine_died", 3)]
+    assert (acked(run), run.gone, bench.world.stopped) == (0, True, [run])
+
+
+async def test_while_it_is_moved_nothing_else_ends_it() -> None:
+    bench, run = one_run()
+    bench.runs.start(run, b"")
+    moving = bench.runs.move(run, suspect=None, reason="drain")
+    run.move()
+    bench.runs.drop(run, how="cancelled")
+    await moving
+    assert (acked(run), run.state, bench.world.moved) == (0, RunState.MOVING, [])
+
+
+async def test_a_displaced_run_is_stopped_without_an_ack_and_its_message_stored_again() -> None:
+    """Its judge may not know that the stream was cut short."""
+    bench, run = one_run()
+    async with bench.tasks:
+        bench.runs.start(run, b"")
+        bench.runs.abandon(run)
+    assert (acked(run), run.gone, bench.world.stopped) == (0, True, [run])
+    assert bench.world.stored_again == [1]
+
+
+@pytest.mark.parametrize(("attempt", "moved"), [(1, True), (2, True), (3, False), (1001, True), (1003, False)])
+async def test_a_run_is_tried_elsewhere_until_its_generation_has_had_its_attempts(attempt: int, *, moved: bool) -> None:
+    bench, run = one_run(attempt)
+    async with bench.tasks:
+        bench.runs.start(run, b"")
+        bench.runs.retry_elsewhere(run, FAULT)
+    assert bench.world.moved == ([(1, None, "engine_busy", 0)] if moved else [])
+    assert (run.choices[0].fin is None) is moved
+
+
+async def test_a_first_token_changes_the_load_and_nothing_else() -> None:
+    bench, run = one_run()
+    bench.runs.start(run, b"")
+    bench.runs.prefilled(run, 7)
+    assert (bench.world.events, bench.world.loads, bench.changes) == (["started", "prefilled"], 1, [])
+
+
+async def test_a_request_for_a_worker_that_serves_none_is_moved_in_the_background() -> None:
+    bench = Bench()
+    async with bench.tasks:
+        bench.runs.return_unserved(FakeDelivery(9))
+        assert bench.world.moved == []
+    assert bench.world.moved == [(9, None, "role", 0)]
+
+
+@pytest.mark.parametrize(("crashes", "starts"), [(2, True), (3, True), (4, False), (9, False)])
+async def test_the_patience_of_a_suspect_doubles_with_each_crash_after_the_third(crashes: int, *, starts: bool) -> None:
+    beside, suspect = make(1, request_id="o"), make(2, request_id="s", attempt=3)
+    beside.state = RunState.RUNNING
+    bench = Bench(beside, suspect, timing=Timing(trial_alone_s=10.0))
+    bench.runs.table.suspect(suspect, 1, crashes)
+    admission = Admission(bench.deps, bench.presence, bench.runs, bench.tasks)
+    waiting = asyncio.create_task(admission._turn_of(suspect, asyncio.get_running_loop().time() - 15.0))
+    await asyncio.sleep(0)
+    assert waiting.done() is starts
+    if starts:
+        assert waiting.result() == Turn(1, beside=True)
+    waiting.cancel()
+
+
+async def ended_by_time(now_s: float, *, wall_s: float) -> bool:
+    """Look at these times at a run that came when the clocks were 5 and 1,000,000, with 30 s left."""
+    run = make(1)
+    run.begin([], [])
+    run.state, run.due_s = RunState.RUNNING, 35.0
+    Bench(run, wall_s=wall_s).runs._look_at_runs(now_s)
+    fin = run.choices[0].fin
+    assert fin is None or (fin.fault is not None and fin.fault.code == "deadline_exceeded")
+    return fin is not None
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 3600.0, -3600.0])
+async def test_a_run_ends_at_its_deadline_even_if_the_wall_clock_jumps(jump_s: float) -> None:
+    assert not await ended_by_time(34.9, wall_s=1_000_029.9 + jump_s)
+    assert await ended_by_time(35.0, wall_s=1_000_030.0 + jump_s)
+
+
+class Absent:
+    """Absent judges: `gone` answers whether they are gone for good."""
 
     def __init__(self, *runs: Run) -> None:
-        self.engine: Any = Engine()
-        self.state = state(block_size=16)
-        self.tasks = TaskScope()
-        deps = WorkerDeps(messaging=self.engine, subjects=Subjects(), settings=SessionSettings())
-        engine = self.engine
-        lifecycle = RunLifecycle(deps, self.state, engine, engine, engine, engine, self.tasks)
-        self.preemption = Preemption(deps, self.state, engine, lifecycle)
-        for run in runs:
-            self.state.runs.add(run)
+        self.bench = Bench(*runs)
+        self.bench.world.live_judges = {"J1"}
+        self.bench.world.ingress_gone = self._gone
+        self.asked: list[str] = []
+        self.gone: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    async def arrive(self, run: Run) -> list[str]:
-        """Let a run come in. Returns the ids of the runs that were stopped for it at once."""
-        async with self.tasks:
-            self.state.runs.add(run)
-            self.preemption.make_room(run)
-            return [stopped.id for stopped in self.engine.stopped]
+    async def _gone(self, name: str) -> bool:
+        self.asked.append(name)
+        return await asyncio.shield(self.gone)
+
+    async def look(self, now_s: float) -> None:
+        self.bench.runs.look_for_judges(now_s)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
 
-def interactive(seq: int, **values: Any) -> Run:
-    return batch_run(seq, request_class="std", **values)
+def of_judge(seq: int, judge: str) -> Run:
+    run = make(seq, request_id=f"q{seq}")
+    run.judge = judge
+    return run
 
 
-async def test_an_interactive_run_on_a_full_worker_gets_the_slot_of_a_batch_run() -> None:
-    bench = Bench(*(batch_run(seq, made=seq) for seq in range(1, 5)))
-    assert bench.preemption.slots == SLOTS
-    assert await bench.arrive(interactive(9)) == ["q1"]
-    assert bench.engine.moved == [(1, None, "preempted", 0)]
-    assert bench.state.runs.sequences == SLOTS
+async def test_runs_that_come_while_the_lease_is_read_stay() -> None:
+    absent = Absent(of_judge(1, "J0"), of_judge(2, "J0"), of_judge(3, "J1"))
+    table = absent.bench.runs.table
+    async with absent.bench.tasks:
+        await absent.look(10.0)
+        table.add(of_judge(4, "J0"))  # the judge is back and has submitted again
+        absent.gone.set_result(True)
+    assert [run.seq for run in table] == [3, 4]
 
 
-async def test_a_free_slot_preempts_nothing() -> None:
-    bench = Bench(*(batch_run(seq) for seq in range(1, 4)))
-    assert await bench.arrive(interactive(9)) == []
+async def test_absent_judges_are_looked_for_once_in_a_while_and_keep_their_runs_if_their_lease_is_there() -> None:
+    absent = Absent(of_judge(1, "J0"))
+    absent.gone.set_result(False)
+    async with absent.bench.tasks:
+        for now_s in (10.0, 10.1, 10.0 + absent.bench.deps.timing.silence_s):
+            await absent.look(now_s)
+    assert absent.asked == ["J0", "J0"]
+    assert len(absent.bench.runs.table) == 1
 
 
-async def test_a_slot_that_is_about_to_be_free_preempts_nothing() -> None:
-    ended = batch_run(4, made=1)
-    ended.end(0.0)
-    bench = Bench(*(batch_run(seq) for seq in range(1, 4)), ended)
-    assert await bench.arrive(interactive(9)) == []
-
-
-async def test_interactive_runs_never_make_way() -> None:
-    bench = Bench(*(interactive(seq) for seq in range(1, 5)))
-    assert await bench.arrive(interactive(9)) == []
-    assert bench.preemption.slots == 0
-
-
-async def test_a_batch_run_that_finds_no_slot_goes_back_itself() -> None:
-    bench = Bench(*(interactive(seq) for seq in range(1, 5)))
-    arrived = Run(
-        envelope=batch_run(9).envelope, attempt=1, history=[], run=9, delivery=batch_run(9).delivery
-    )  # not started yet
-    assert await bench.arrive(arrived) == []  # the engine never had it
-    assert bench.engine.moved == [(9, None, "preempted", 0)]
-    assert arrived.state is RunState.GONE
-
-
-async def test_a_kept_batch_run_takes_its_slot_like_an_interactive_one() -> None:
-    kept = batch_run(9)
-    kept.kept = True
-    bench = Bench(*(batch_run(seq, made=seq) for seq in range(1, 5)))
-    assert await bench.arrive(kept) == ["q1"]
-
-
-async def test_an_interactive_run_gets_the_blocks_that_it_needs() -> None:
-    bench = Bench(batch_run(1, made=1), batch_run(2, made=2))  # 7 blocks each
-    bench.engine.blocks_total, bench.engine.blocks_used = 100, 95
-    assert await bench.arrive(interactive(3, tokens=64)) == []  # 4 blocks and one for the answer
-    bench.engine.blocks_used = 99
-    assert await bench.arrive(interactive(4, tokens=64)) == ["q1"]
-
-
-async def test_a_batch_run_takes_no_blocks_from_another() -> None:
-    bench = Bench(batch_run(1, made=1))
-    bench.engine.blocks_total = bench.engine.blocks_used = 100
-    assert await bench.arrive(batch_run(2)) == []
-
-
-async def test_the_report_names_only_runs_that_can_really_leave() -> None:
-    one, other = batch_run(1, made=5), batch_run(2, choices=2)
-    bench = Bench(one, other, interactive(3))
-    assert bench.preemption.yielding() == Yielding(runs=2, slots=3, blocks=7 + 14, found=[one, other])
-    bench.engine.fixed.add(other)
-    assert bench.preemption.yielding() == Yielding(runs=1, slots=1, blocks=7, found=[one])
-    bench.state.draining = True
-    assert bench.preemption.yielding() == Yielding(found=[])
-
-
-def preempted_within(seconds: float, bench: Bench) -> int:
-    """Run the periodic look of this worker in virtual time; return how many runs it stopped."""
-
-    async def process(_machine: Machine) -> None:
-        async with bench.tasks:
-            bench.tasks.spawn(bench.preemption.run())
-
-    with VirtualWorld(1, CALM) as world:
-        world.process("P", process)
-        world.run(seconds)
-    return len(bench.engine.stopped)
-
-
-def test_while_interactive_runs_grow_batch_runs_leave_some_blocks_free() -> None:
-    full = Bench(batch_run(1), batch_run(2), interactive(3))
-    full.engine.blocks_total = full.engine.blocks_used = 640
-    assert preempted_within(1.5 * LOOK_S, full) == 1
-    roomy = Bench(batch_run(1), interactive(3))
-    roomy.engine.blocks_total, roomy.engine.blocks_used = 640, 630
-    assert preempted_within(1.5 * LOOK_S, roomy) == 0
-    alone = Bench(batch_run(1), batch_run(2))
-    alone.engine.blocks_total = alone.engine.blocks_used = 640
-    assert preempted_within(1.5 * LOOK_S, alone) == 0
-
-
-TWO_CRASHES = [HistoryEntry(1, "w8"), HistoryEntry(2, "w9")]
-
-
-def table(*states: RunState, suspect: RunState = RunState.WAITING) -> RunTable:
-    """Runs in these states, and a suspect."""
-    runs = RunTable()
-    for seq, given in enumerate(states):
-        run = make(seq, request_id=f"q{seq}")
-        run.begin([], [])
-        run.state = given
-        runs.add(run)
-    last = make(99, request_id="last", attempt=3, history=TWO_CRASHES)
-    last.begin([], [])
-    last.state = suspect
-    runs.add(last)
-    return runs
-
-
-@pytest.mark.parametrize("suspect", [RunState.WAITING, RunState.CLAIMING, RunState.RUNNING])
-def test_what_runs_or_waits_beside_a_suspect_is_in_its_way(suspect: RunState) -> None:
-    states = (RunState.RUNNING, RunState.CLAIMING, RunState.WAITING, RunState.MOVING, RunState.ENDED)
-    assert [run.id for run in co_runners(table(*states, suspect=suspect))] == ["q0", "q1", "q2"]
-
-
-def test_suspects_are_not_in_each_others_way() -> None:
-    runs = table(RunState.RUNNING)
-    runs.add(make(98, request_id="another", attempt=3, history=TWO_CRASHES))
-    assert [run.id for run in co_runners(runs)] == ["q0"]
-
-
-def test_where_no_suspect_is_nothing_is_in_the_way() -> None:
-    runs = RunTable()
-    runs.add(make())
-    assert co_runners(runs) == []
-
-
-class Reports:
-    """A connection over which others report, or which is gone."""
-
-    def __init__(self, *reports: bytes, error: JetStreamError | None = None) -> None:
-        self._reports = reports
-        self._error = error
-        self.left = 0
-
-    async def subscribe(self, subject: str, on_message: Callable[[Message], None]) -> Reports:
-        if self._error is not None:
-            raise self._error
-        for data in self._reports:
-            on_message(Message(subject, data))
-        return self
-
-    async def unsubscribe(self) -> None:
-        self.left += 1
-
-
-def report(worker: str, slots: int, running: int) -> bytes:
-    return encode(LoadReport(worker=worker, epoch=1, n=1, at=0.0, slots=slots, running=running, waiting=0))
-
-
-async def cleared(
-    reports: Reports,
-    *,
-    serving: tuple[str, ...] = ("w1", "w2"),
-    resumable: bool = True,
-    states: tuple[RunState, ...] = (RunState.RUNNING, RunState.RUNNING),
-) -> list[str]:
-    moved = []
-
-    class Others:
-        """The leases, the engine, and what moves runs."""
-
-        def serving_workers(self, pool: str) -> list[WorkerMember]:
-            return [WorkerMember(worker=name, pool=pool, model="m", slots=8) for name in serving]
-
-        def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
-            return self.serving_workers(pool)
-
-        def resumable(self, run: Run) -> bool:
-            return resumable
-
-        async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
-            assert (suspect, reason) == (None, REASON)
-            moved.append(run.id)
-
-    settings = SessionSettings(timing=Timing(trial_patience_s=0.0))
-    deps = WorkerDeps(messaging=reports, subjects=Subjects(), settings=settings)  # type: ignore[arg-type]
-    state = WorkerState(WorkerMember(worker="w1", pool="p", model="m", slots=8), slots=8, tombstone_s=1.0)
-    state.runs = table(*states)
-    others: Any = Others()
-    async with TaskScope() as tasks:
-        IsolationMover(deps, state, others, others, others, tasks).tick()
-    return moved
-
-
-@pytest.mark.parametrize(
-    ("reports", "moved"),
-    [
-        ((report("w2", 8, 6),), ["q0", "q1"]),
-        ((report("w2", 8, 7),), []),
-        ((report("w1", 8, 0),), []),  # its own room is no room
-        ((report("w3", 8, 0),), []),  # it takes no requests
-        ((report("w2", 0, 0),), []),  # it is on trial itself
-        ((b"\xc1", report("w2", 8, 0)), ["q0", "q1"]),  # a report that nobody can read
-        ((), []),
-    ],
-)
-async def test_they_go_where_the_reports_of_others_show_room_for_all(reports: tuple[bytes, ...], moved: list[str]) -> None:
-    heard = Reports(*reports)
-    assert await cleared(heard) == moved
-    assert heard.left == 1, "it does not listen any more"
-
-
-async def test_what_cannot_be_continued_stays() -> None:
-    assert await cleared(Reports(report("w2", 8, 0)), resumable=False) == []
-
-
-async def test_where_there_is_no_other_worker_they_stay() -> None:
-    assert await cleared(Reports(report("w2", 8, 0)), serving=("w1",)) == []
-
-
-async def test_without_the_broker_they_stay() -> None:
-    assert await cleared(Reports(error=NotConnected("gone"))) == []
-
-
-async def test_what_only_waits_can_always_go_elsewhere_and_what_is_being_claimed_not_yet() -> None:
-    waits = (RunState.WAITING, RunState.WAITING)
-    assert await cleared(Reports(report("w2", 8, 0)), resumable=False, states=waits) == ["q0", "q1"]
-    claimed = (RunState.RUNNING, RunState.CLAIMING)
-    assert await cleared(Reports(report("w2", 8, 0)), states=claimed) == []
+async def test_a_worker_on_trial_has_room_for_suspects_only() -> None:
+    suspect = make(1, attempt=3, history=[HistoryEntry(1, "x", 15), HistoryEntry(2, "y", 20)])
+    runs = Bench(suspect).runs
+    assert (runs.free_slots, runs.load_report(1, Yielding()).slots) == (2, 0)
+    runs.table.suspect(suspect, 1, 2)
+    assert (runs.free_slots, runs.load_report(2, Yielding()).slots) == (0, 0)
+    runs.table.clear(suspect)
+    assert (runs.free_slots, runs.load_report(3, Yielding()).slots) == (3, 4)
