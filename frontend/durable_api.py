@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from headrace.broker.durable.errors import JobUnknown
 from headrace.broker.durable.names import is_made_for, job_token, name_of_key, new_name
-from headrace.broker.durable.reader import Stretch
 from headrace.broker.durable.stored_job import NewJob
+from headrace.broker.durable.stored_jobs import Stretch
 from headrace.broker.errors import DeadlineExceeded, JobError, JobFailed, JobWithdrawn, PoisonJob
 from headrace.broker.ingress.stream import fault_error
 from headrace.broker.messages.durable import JobResult, JobStatus, ResultResponse, StreamEntry

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from headrace.broker.durable.reader import Stretch
 from headrace.broker.durable.stored_job import NewJob
+from headrace.broker.durable.stored_jobs import Stretch
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.ingress.timeline import Journey
 from headrace.broker.jobs import Job
@@ -118,7 +118,7 @@ class RecordPort(Protocol):
 
 
 class EventSource(Protocol):
-    """`headrace.broker.durable.reader.EventFollow`: the events of a stored job, for one reader."""
+    """`headrace.broker.durable.stored_jobs.EventFollow`: the events of a stored job, for one reader."""
 
     async def next(self) -> Stretch:
         """Wait for more events, or the end. May be cancelled and called again. Raises StreamIncomplete, JetStreamError."""

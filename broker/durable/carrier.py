@@ -20,7 +20,7 @@ from headrace.broker.durable.intake import JobAdmission, JobIntake, MalformedJob
 from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.job_run import JobRunner
 from headrace.broker.durable.names import Nonces
-from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.quota import JobNotices
 from headrace.broker.durable.results import TEXTS, OutsideEnds, ResultLookup, ResultStore, refused, without_answer
 from headrace.broker.durable.stored_job import CarriedBatches, JobRenderer, StoredJob, parse_job
 from headrace.broker.errors import WireError

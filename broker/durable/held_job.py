@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.quota import JobNotices
 from headrace.broker.durable.results import OutsideEnds, ResultStore
 from headrace.broker.durable.stored_job import CarriedBatches, JobRenderer, RenderedJob, StoredJob
 from headrace.broker.durable.stream_writer import DurableStreamWriter, JobState

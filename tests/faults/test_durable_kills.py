@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from headrace.broker.durable.reader import JobReader
 from headrace.broker.durable.stored_job import JobPublisher, NewJob
+from headrace.broker.durable.stored_jobs import JobReader
 from headrace.tools.chaos.deployment import MODEL
 from tests.faults.support.scene import NAMES, Scene, deployed
 

@@ -17,9 +17,8 @@ from headrace.broker.codec import decode
 from headrace.broker.durable.carrier import Carrier
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.names import job_of_run
-from headrace.broker.durable.reader import JobReader
 from headrace.broker.durable.results import decode_result
-from headrace.broker.durable.stored_jobs import JobCanceller
+from headrace.broker.durable.stored_jobs import JobCanceller, JobReader
 from headrace.broker.durable.stream_writer import JobState, fold
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.messages.durable import (

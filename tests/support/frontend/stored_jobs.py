@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.reader import EventFollow
 from headrace.broker.durable.stored_job import NewJob, StoredJob, parse_job
+from headrace.broker.durable.stored_jobs import EventFollow
 from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse, StreamEntry
 from headrace.broker.messages.frames import JobFault
 from headrace.frontend.job_renderer import ApiRenderer

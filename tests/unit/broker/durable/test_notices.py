@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headrace.broker.durable.names import JobRef
-from headrace.broker.durable.notices import JobNotices, may_reply
+from headrace.broker.durable.quota import JobNotices, may_reply
 from headrace.broker.messages.durable import JobProgress, JobResult
 from headrace.jetstream.subjects import Subjects
 

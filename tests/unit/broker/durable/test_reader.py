@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.codec import encode
 from headrace.broker.durable.errors import StreamIncomplete
-from headrace.broker.durable.reader import EventJoin, JobReader, Stretch
+from headrace.broker.durable.stored_jobs import EventJoin, JobReader, Stretch
 from headrace.broker.messages.durable import JobResult, StreamEntry
 from headrace.jetstream.errors import StreamTrimmed
 from headrace.jetstream.ports import MessageBatch, StoredMessage, StreamState
