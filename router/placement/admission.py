@@ -10,29 +10,13 @@ an upper one for urgent requests of a tenant that has others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from zlib import crc32
 
 from headrace.broker.errors import missed
-from headrace.router.placement.cost import CostMatrix, CostRow
-from headrace.router.placement.disagg_planner import DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fair_queue import Amount, FairQueue
-from headrace.router.placement.load import LoadTable
-from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
-from headrace.router.placement.turn_queues import TurnQueues
+from headrace.router.placement.pool import PoolSpeed
+from headrace.router.placement.settings import AdmissionSettings
 from headrace.router.placement.types import Shed, Waiting
-from headrace.router.placement.worker_view import comes
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSpeed:
-    tokens_per_s: float  # prompt tokens that all workers together compute; 0 = not known (there is no worker, say)
-    pending_tokens: float = 0.0  # placed and not yet computed
-
-    def wait_s(self, tokens: float) -> float:
-        """Predict the wait until the prefill of a request with so many tokens before it; 0 if the speed is not known."""
-        return (self.pending_tokens + tokens) / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
 
 
 class Admission:
@@ -143,76 +127,8 @@ def _over(waits: Amount, uncached: float, most: int, most_tokens: int) -> str:
     return ""
 
 
-class Unplaceable:
-    """Watches a window for requests that no worker may take. They wait up to `patience_s` for one, or for a waking one."""
-
-    def __init__(self, window: CostMatrix, loads: LoadTable, *, patience_s: float) -> None:
-        self._window = window
-        self._loads = loads
-        self._patience_s = patience_s
-        self._ids: dict[str, None] = {}
-
-    def check(self, row: CostRow) -> None:
-        if row.ineligible_since_s is not None:
-            self._ids[row.request.id] = None
-
-    def recheck(self) -> None:
-        self._ids.clear()
-        for row in self._window.rows.values():
-            self.check(row)
-
-    def remove(self, request_id: str) -> None:
-        self._ids.pop(request_id, None)
-
-    def overdue(self, now_s: float) -> list[Shed]:
-        found = []
-        for request_id in list(self._ids):
-            row = self._window.rows.get(request_id)
-            if row is None or row.ineligible_since_s is None:
-                self._ids.pop(request_id)
-            elif now_s - row.ineligible_since_s > self._patience_s and not comes(row.request, self._loads):
-                found.append(_shed(row.request, now_s - row.ineligible_since_s))
-        return found
-
-
-class OverdueRequests:
-    """Finds the requests of one window that have waited for too long, and takes them out of the queue."""
-
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        loads: LoadTable,
-        window: CostMatrix,
-        queue: TurnQueues,
-        admission: Admission,
-        unplaceable: Unplaceable,
-        disagg: DisaggPlanner,
-    ) -> None:
-        self._refuses_unready = settings.prefill_unready == "refuse"
-        self._loads = loads
-        self._window = window
-        self._queue = queue
-        self._admission = admission
-        self._unplaceable = unplaceable
-        self._disagg = disagg
-
-    def shed(self, now_s: float, drop: Callable[[str], None]) -> list[Shed]:
-        """List the refusals. Each request is handed to `drop`, which takes it out of the window."""
-        late = []
-        for request in self._queue.expired(now_s):
-            drop(request.id)  # before the others are looked for, which it might be one of
-            late.append(self._admission.late(request, now_s))
-        refused = self._unplaceable.overdue(now_s) if len(self._loads) else []
-        if self._refuses_unready:
-            rows = self._disagg.refused(self._window, self._disagg.prefill_side(now_s))
-            refused += [no_prefill_worker(row.request) for row in rows]
-        for shed in refused:
-            self._queue.remove(shed.request.id)
-            drop(shed.request.id)
-        return late + refused
-
-
-def _shed(request: Waiting, waited_s: float) -> Shed:
+def unplaceable(request: Waiting, waited_s: float) -> Shed:
+    """Refuse a request that no worker may take for so long."""
     wants = [f"worker {request.worker!r}"] if request.worker else []
     wants += [f"label {label!r}" for label in sorted(request.require)]
     wants += [f"adapter {request.adapter!r}"] if request.adapter else []

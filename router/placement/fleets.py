@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.broker.messages.control import FleetDecision, FleetOption
 from headrace.router.placement.fleet_grid import FleetGrid
-from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.load import WorkerLoad
+from headrace.router.placement.pool import Pool
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.placement.worker_view import Bools, Floats, Ints, WorkerView
@@ -216,15 +217,15 @@ class FleetChooser:
     def __init__(
         self,
         settings: SchedulerSettings,
-        loads: LoadTable,
+        pool: Pool,
         expected_output: Callable[[Waiting], float],
         grid: FleetGrid | None = None,
     ) -> None:
         self._settings = settings
-        self._loads = loads
+        self._pool = pool
+        self._loads = pool.loads
         self._expected_output = expected_output
         self._grid = grid
-        self.routers = 1  # that share what waits
         self._preferences: dict[str, Preference] = {}  # of the last look
         self._fleets: list[FleetState] = []
         self._begun: OrderedDict[str, None] = OrderedDict()
@@ -274,7 +275,7 @@ class FleetChooser:
             askers,
             Forecast(ttft[order], service[order], itl, known),
             fleets,
-            routers=self.routers,
+            routers=self._pool.routers,
             margin=self._settings.target_margin,
         )
         fleet_at = np.zeros(len(loads), dtype=np.intp)

@@ -13,17 +13,13 @@ How suspect a request is says its judge.  Until it is asked and has answered, th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.broker.places import worker_of
-from headrace.router.placement.cost import CostMatrix
 from headrace.router.placement.load import LoadTable, WorkerLoad
-from headrace.router.placement.turn_queues import TurnQueues
+from headrace.router.placement.pool import LostWorkers
 from headrace.router.placement.types import Placement, Waiting
-from headrace.router.placement.worker_registry import LostWorkers
 
 TRIAL_SHARE = 3  # one worker in so many may be on trial, and at least one
 
@@ -37,18 +33,22 @@ class WaitingSuspect:
     crashes: int = 0
 
 
-class Trials:
-    """The suspects of one router's window. Pure: `choose` only says what could be placed where."""
+class Suspects:
+    """The suspects of one router's window, apart from the turns of all other requests."""
 
-    def __init__(self, loads: LoadTable) -> None:
+    def __init__(self, loads: LoadTable, lost: LostWorkers) -> None:
         self._loads = loads
+        self._lost = lost
         self._waiting: dict[str, WaitingSuspect] = {}
+        self._awaits_lost = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._waiting
+    @property
+    def awaiting_lost(self) -> int:
+        """The suspects that wait for lost workers, if any do."""
+        return len(self._waiting) if self._awaits_lost and len(self._loads) else 0
 
     def add(self, request: Waiting) -> None:
         """Take in a request that may be suspect. One that was assessed before stays so."""
@@ -67,9 +67,14 @@ class Trials:
 
     def remove(self, request_id: str) -> None:
         if self._waiting.pop(request_id, None) is not None and not self._waiting:
-            self.release_workers()
+            self._release_workers()
 
-    def in_order(self) -> list[WaitingSuspect]:
+    def due(self, now_s: float) -> list[WaitingSuspect]:
+        """List the suspects to try now, the most suspect first. None is tried on the last worker while others are due back."""
+        self._awaits_lost = bool(self._waiting) and self._loads.only_worker and self._lost.due(now_s) > 0
+        if self._awaits_lost:
+            self._release_workers()
+            return []
         found = [one for one in self._waiting.values() if one.limit]
         return sorted(found, key=lambda one: (one.limit, -one.crashes, one.request.arrived_s))
 
@@ -98,11 +103,6 @@ class Trials:
         worker = worker_of(load.info.worker)
         return [other for other in self._loads if worker_of(other.info.worker) == worker]
 
-    @property
-    def only_worker(self) -> bool:
-        """True where a trial would leave no worker for ordinary requests, of those that stay."""
-        return self._loads.only_worker
-
     def keep(self, load: WorkerLoad) -> None:
         """Keep a worker, all its ranks, on trial while suspects wait: else ordinary requests would come between two groups."""
         ranks = self._ranks_of(load)
@@ -110,7 +110,7 @@ class Trials:
             rank.kept_on_trial = bool(self._waiting) and len(self._loads) > len(ranks)
             rank.described = False
 
-    def release_workers(self) -> None:
+    def _release_workers(self) -> None:
         for load in self._loads:
             load.kept_on_trial = False
             load.described = False
@@ -118,68 +118,6 @@ class Trials:
 
 def _open(load: WorkerLoad) -> bool:
     return not load.info.draining and load.full_s is None and load.slots_left(0) > 0
-
-
-# Places the suspects of a router's window on trial workers, apart from the turns of all other requests.
-#
-# A suspect stays counted in the queue, and takes no turn there until its judge has said that it is none.
-
-Place = Callable[[WaitingSuspect, WorkerLoad], Placement]
-
-
-class Suspects:
-    """The suspects of one router's window, and their place in its queue."""
-
-    def __init__(self, loads: LoadTable, window: CostMatrix, queue: TurnQueues) -> None:
-        self._window = window
-        self._queue = queue
-        self.lost = LostWorkers()
-        self._awaiting_lost = False
-        self._trials = Trials(loads)
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    @property
-    def awaiting_lost(self) -> int:
-        return len(self) if self._awaiting_lost else 0
-
-    def hold(self, request: Waiting) -> None:
-        if request.suspect:
-            self._trials.add(request)
-            self._queue.hold(request.id)
-
-    def assess(self, request_id: str, limit: int, crashes: int) -> None:
-        """Note what the judge of a request says. One that is no suspect (limit 0) takes its turn again."""
-        if self._trials.assess(request_id, limit, crashes):
-            self._queue.release(request_id)
-
-    def unplace(self, placement: Placement) -> None:
-        """Hold a suspect again whose placement did not happen. Any other request is ignored."""
-        if placement.limit:
-            self.hold(placement.request)
-            self._trials.assess(placement.request.id, placement.limit, placement.crashes)
-
-    def remove(self, request_id: str) -> None:
-        self._trials.remove(request_id)
-
-    def place(self, place: Place, now_s: float) -> list[Placement]:
-        placed: list[Placement] = []
-        if not len(self):
-            self._awaiting_lost = False
-            return placed
-        self._awaiting_lost = self._trials.only_worker and self.lost.due(now_s) > 0
-        if self._awaiting_lost:
-            self._trials.release_workers()
-            return placed
-        for suspect in self._trials.in_order():
-            row = self._window.rows[suspect.request.id]
-            eligible = np.flatnonzero(self._window.eligible[row.number])
-            load = self._trials.choose(suspect, frozenset(eligible.tolist()))
-            if load is not None:
-                placed.append(place(suspect, load))
-                self._trials.keep(load)
-        return placed
 
 
 def on_trial(placement: Placement, suspect: WaitingSuspect) -> Placement:

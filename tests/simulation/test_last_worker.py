@@ -12,7 +12,7 @@ import os
 import pytest
 
 from headrace.broker.protocol import runs
-from headrace.router.placement import worker_registry
+from headrace.router.placement import pool
 from tests.simulation.protocol.configs import crowd, scenario
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler
@@ -78,6 +78,6 @@ def test_no_stream_pauses_for_more_than_five_seconds_however_long_a_start_takes(
 
 
 def test_with_a_longer_wait_for_lost_workers_some_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_registry, "WAIT_S", 6.0)
+    monkeypatch.setattr(pool, "WAIT_S", 6.0)
     errors = [str(play(slowly(0.0, apart_s), 0, faults=two_kills(apart_s)).error) for apart_s in APART_S]
     assert any("paused" in error for error in errors), errors

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from headrace.broker.settings import Timing
-from headrace.router.placement.worker_registry import WorkerRegistry
+from headrace.router.placement.pool import Pool
 from tests.simulation.protocol import deployment, engine
 from tests.simulation.protocol.configs import scenario
 from tests.simulation.protocol.requests import Wish
@@ -50,6 +50,6 @@ def test_what_has_ended_before_the_other_router_hears_of_it_takes_no_slot(seed: 
 def test_where_routers_forget_what_workers_have_told_too_early_requests_wait_for_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(WorkerRegistry, "_note_early", lambda self, event: None)
+    monkeypatch.setattr(Pool, "_note_early", lambda self, event: None)
     errors = [str(play(QUICK, seed, faults=()).error) for seed in GUARD_SEEDS]
     assert any("started late" in error for error in errors), errors

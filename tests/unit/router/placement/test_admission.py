@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.router.errors import SettingsInvalid
-from headrace.router.placement.admission import Admission, PoolSpeed
+from headrace.router.placement.admission import Admission
 from headrace.router.placement.fair_queue import FairQueue
+from headrace.router.placement.pool import PoolSpeed
 from headrace.router.placement.settings import AdmissionSettings, FairnessSettings
 from headrace.router.placement.types import Decision, Shed, Waiting
 from tests.support.router.placement_pool import Pool
@@ -277,3 +278,13 @@ def test_without_any_worker_a_request_waits_for_one_up_to_its_deadline() -> None
     assert codes(pool.decide()) == [("hurried", "deadline")]
     pool.join("a")
     assert pool.placed() == {"patient": "a"}
+
+
+def test_a_request_put_back_that_no_worker_may_take_by_then_is_refused_too() -> None:
+    pool = Pool("a", no_worker_s=3.0)
+    pool.offer("back", tokens=5)
+    placed = pool.placement()
+    pool.join("a", draining=True)
+    pool.scheduler.unplace(placed, pool.now)
+    pool.pass_time(3.1)
+    assert codes(pool.decide()) == [("back", "no_eligible_worker")]

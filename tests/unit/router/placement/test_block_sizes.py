@@ -46,7 +46,7 @@ def test_a_prefix_counts_in_tokens_whatever_the_blocks_of_its_fleet() -> None:
 def test_free_blocks_of_an_engine_are_as_many_of_the_pools_as_they_have_tokens() -> None:
     pool = mixed()
     pool.report("b", running=1, blocks_total=10, blocks_used=8)
-    load = next(load for load in pool.scheduler.workers() if load.info.worker == "b")
+    load = next(load for load in pool.scheduler.pool.loads if load.info.worker == "b")
     assert load.blocks_free() == 16
     pool.offer("r", chain(2, 16), worker="b")
     pool.offer("s", chain(3, 17), worker="b")

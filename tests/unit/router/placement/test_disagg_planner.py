@@ -37,13 +37,13 @@ def test_a_worker_that_changes_its_role_changes_sides() -> None:
     pool = Pool("a")
     pool.apart(decode="c")
     pool.join("a", role="prefill", handover="sim")
-    assert [load.info.worker for load in pool.scheduler.workers()] == ["c"]
+    assert [load.info.worker for load in pool.scheduler.pool.loads] == ["c"]
     pool.report("c", running=3)
     pool.offer("r1", LONG)
     assert where(pool.placement()) == (True, "pays")
     pool.event("prefilled", "r1", "c")
     pool.join("a", role="aggregated")
-    assert {load.info.worker for load in pool.scheduler.workers()} == {"a", "c"}
+    assert {load.info.worker for load in pool.scheduler.pool.loads} == {"a", "c"}
     pool.pass_time(6)
     pool.report("c", running=7)
     pool.offer("r2", LONG)

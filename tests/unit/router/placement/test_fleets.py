@@ -282,7 +282,7 @@ def test_a_burst_fills_the_cheap_fleet_as_far_as_the_target_allows_and_then_the_
         placed |= pool.placed()
         pool.pass_time(0.05)
         for worker in "ab":
-            load = next(load for load in pool.scheduler.workers() if load.info.worker == worker)
+            load = next(load for load in pool.scheduler.pool.loads if load.info.worker == worker)
             tokens = int(max(load.pending_tokens(pool.now) - 0.05 * 24_000, 0))
             for request_id in list(load.entries):
                 pool.event("started", request_id, worker)

@@ -116,7 +116,7 @@ class Twins:
         for wanted in (f"q{number}", f"name{number % 5}"):
             lone, usual = self.both(lambda pool, wanted=wanted: pool.scheduler.explain(wanted, pool.now))
             assert (lone and msgspec.to_builtins(lone)) == (usual and msgspec.to_builtins(usual))
-        mine, theirs = self.both(lambda pool: pool.scheduler._queue.interactive)
+        mine, theirs = self.both(lambda pool: pool.scheduler.window.queue.interactive)
         assert mine._balance == theirs._balance
         assert mine.accounts.floor == theirs.accounts.floor
         assert figures_of(mine.accounts._tenants) == figures_of(theirs.accounts._tenants)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.router.placement.worker_registry import SLOW_START_S, WAIT_S, LostWorkers, due_back_s
+from headrace.router.placement.pool import SLOW_START_S, WAIT_S, LostWorkers, due_back_s
 
 
 def test_a_lost_worker_is_due_back_until_its_time_is_over() -> None:

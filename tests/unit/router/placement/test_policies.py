@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headrace.router.errors import SettingsInvalid
 from headrace.router.main import builder
 from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.first_tokens import ARRIVAL_S, MOST_EACH, Promises
 from headrace.router.placement.load import LoadTable
-from headrace.router.placement.policies import ARRIVAL_S, MOST_EACH, Promises
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.router.settings import RouterOptions

@@ -23,9 +23,9 @@ def test_a_deep_prefill_queue_makes_a_decode_worker_compute_it_and_that_is_the_r
 def test_a_prompt_that_is_computed_or_given_up_is_in_the_queue_no_more(kind: str) -> None:
     pool = apart()
     elsewhere(pool, "x", 200_000)
-    assert pool.scheduler.disagg.pool.queued_tokens(pool.now) == pytest.approx(200_000, rel=0.01)
+    assert pool.scheduler.pool.disagg.pool.queued_tokens(pool.now) == pytest.approx(200_000, rel=0.01)
     pool.event(kind, "x", "a")
-    assert pool.scheduler.disagg.pool.queued_tokens(pool.now) == 0
+    assert pool.scheduler.pool.disagg.pool.queued_tokens(pool.now) == 0
     pool.offer("r", LONG)
     assert where(pool.placement()) == (True, "pays")
 
@@ -34,7 +34,7 @@ def test_own_placements_make_the_queue_deeper_and_failed_ones_do_not() -> None:
     pool = apart()
     pool.offer("r", LONG)
     placement = pool.placement()
-    queue = pool.scheduler.disagg.pool
+    queue = pool.scheduler.pool.disagg.pool
     assert queue.queued_tokens(pool.now) == pytest.approx(8192, rel=0.01)
     pool.scheduler.unplace(placement, pool.now)
     assert queue.queued_tokens(pool.now) == 0
@@ -45,7 +45,7 @@ def test_jobs_that_nobody_ever_reports_are_forgotten() -> None:
     elsewhere(pool, "x", 24_000)
     pool.pass_time(4)
     pool.decide()
-    assert pool.scheduler.disagg.pool.jobs == {}
+    assert pool.scheduler.pool.disagg.pool.jobs == {}
 
 
 def test_while_everybody_is_full_requests_wait_in_the_window() -> None:
@@ -84,7 +84,7 @@ def test_a_worker_that_computes_a_prompt_may_get_one_whose_prompt_is_computed_el
     pool.offer("r", LONG)
     placement = pool.placement()
     assert placement.remote
-    load = pool.scheduler.workers()[0]
+    load = pool.scheduler.pool.loads.ordered[0]
     assert load.pending_tokens(pool.now) == 50_000, "nothing of it is computed there"
     assert load.running == 5
 
@@ -143,7 +143,7 @@ def test_blocks_that_will_be_needed_when_the_prompt_comes_are_not_given_to_other
 def test_what_other_routers_send_away_is_no_prefill_of_the_decode_worker() -> None:
     pool = apart()
     pool.event("placed", "x", "a", tokens=8192, uncached=8192, blocks=16, by="r2", hashes=pack_u64(chain(9, 16)), prefill="*")
-    load = pool.scheduler.workers()[0]
+    load = pool.scheduler.pool.loads.ordered[0]
     assert (load.pending_tokens(pool.now), load.running) == (0, 5)
 
 

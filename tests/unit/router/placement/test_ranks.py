@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.places import worker_of
+from headrace.router.placement.pool import WAIT_S
 from headrace.router.placement.types import Placement
-from headrace.router.placement.worker_registry import WAIT_S
 from tests.support.router.placement_pool import Pool, chain
 
 PROMPT = chain(1, 20)

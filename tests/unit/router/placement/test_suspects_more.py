@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.router.placement.pool import SLOW_START_S, WAIT_S
 from headrace.router.placement.types import Placement
-from headrace.router.placement.worker_registry import SLOW_START_S, WAIT_S
 from tests.support.router.placement_pool import Pool, chain
 
 

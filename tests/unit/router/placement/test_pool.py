@@ -9,13 +9,14 @@ import pytest
 
 from headrace.broker.messages.events import JobEvent, LoadReport
 from headrace.router.index.view import Caches, create_index
-from headrace.router.placement import decision_log, load, room, scheduler, worker_registry
+from headrace.router.placement import decision_log, load, scheduler, window
 from headrace.router.placement.cost import make_worker_view
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Waiting, WorkerInfo
+from headrace.router.placement.worker_view import WorkerView
 
-COLUMNS = [name for name in worker_registry.WorkerView.__annotations__ if name.startswith("all_")]
+COLUMNS = [name for name in WorkerView.__annotations__ if name.startswith("all_")]
 
 
 class History:
@@ -103,7 +104,7 @@ class History:
             self.scheduler.on_event(JobEvent(kind, one.request.id, 1, one.worker, one.request.tokens, one.uncached), self.now_s)
 
     def store(self, name: str) -> None:
-        if self.scheduler._loads.get(name) is not None:
+        if self.scheduler.pool.loads.get(name) is not None:
             start = 100 * self.rng.randrange(5)
             blocks = [7, *range(start, start + 8)]
             what = {"stored": {"device": blocks}, "removed": {}}
@@ -123,7 +124,7 @@ class History:
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_of_workers_is_what_a_full_description_says(seed: int) -> None:
     history = History(seed, binding="early" if seed % 4 == 3 else "late", balance=0.0 if seed % 5 == 4 else 1.5)
-    many, loads = history.scheduler._workers.many, history.scheduler._loads
+    many, loads = history.scheduler.pool.many, history.scheduler.pool.loads
     busy = 0
     for turn in range(300):
         history.step()
@@ -151,8 +152,8 @@ def test_a_large_pool_decides_as_a_small_one(seed: int, routers: int, monkeypatc
         plain.step()
         with monkeypatch.context() as patch:
             patch.setattr(load, "MANY", 1)
-            patch.setattr(room, "PAIRS", 0)
-            patch.setattr(room, "LEAST", 1)
+            patch.setattr(window, "PAIRS", 0)
+            patch.setattr(window, "LEAST", 1)
             large.step()
         assert large.told[-1] == plain.told[-1]
     assert len(plain.placed) > 20
