@@ -34,7 +34,7 @@ from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.replay import Recorder
 from headrace.router.session import metrics
 from headrace.router.session.session import RouterSession
-from headrace.router.session.state import PoolIndex, RouterDeps
+from headrace.router.session.window import PoolIndex, RouterDeps
 from headrace.router.settings import RouterOptions
 
 # The pools of a router process: those of the models with a card, each with a session that is restarted when it fails.

@@ -25,7 +25,7 @@ from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision, Placement, Waiting, WorkerInfo
-from headrace.router.session.state import HeldRequest
+from headrace.router.session.window import HeldRequest
 
 
 class PrefixCache:

@@ -20,7 +20,7 @@ from headrace.jetstream.ports import Message, Subscription
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.session import metrics
 from headrace.router.session.metrics import PredictionAccuracy
-from headrace.router.session.state import HeldRequest, PoolIndex, RequestRelease, RouterDeps, RouterState, SchedulingPort
+from headrace.router.session.window import HeldRequest, PoolIndex, RequestWindow, RouterDeps, SchedulingPort
 
 # The places of a pool by its workers' leases, handed on to the scheduler, and the detection of those without cache events.
 #
@@ -186,21 +186,19 @@ class RouterInbox:
     def __init__(
         self,
         deps: RouterDeps,
-        state: RouterState,
+        window: RequestWindow,
         roster: Roster,
         accuracy: PredictionAccuracy,
-        release: RequestRelease,
     ) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
         self._router = deps.router
         self._wall = deps.wall
-        self._state = state
-        self._scheduler = state.scheduler
+        self._window = window
+        self._scheduler = window.scheduler
         self._roster = roster
         self._accuracy = accuracy
-        self._release = release
         self._loop = asyncio.get_running_loop()
         self._subscriptions: list[Subscription] = []
 
@@ -226,7 +224,7 @@ class RouterInbox:
         metrics.REPORTS.inc()
         for part in reports_of(report):
             self._scheduler.on_report(part, self._loop.time())
-        self._state.changed.set()
+        self._window.changed.set()
 
     def on_events(self, message: Message) -> None:
         try:
@@ -243,7 +241,7 @@ class RouterInbox:
             self._scheduler.on_event(event, now)
             self._accuracy.on_event(event, now)
             self._roster.on_event(event, now)
-        self._state.changed.set()
+        self._window.changed.set()
 
     def on_cancel(self, message: Message) -> None:
         """Settle the cancelled requests that wait, and remember all cancelled ids for those that have not arrived yet."""
@@ -254,10 +252,10 @@ class RouterInbox:
             return
         now = self._loop.time()
         for request_id in ids:
-            self._state.tombstones.add(request_id, now)
+            self._window.tombstones.add(request_id, now)
         for request in self._scheduler.cancel(ids):
             if isinstance(request.key, HeldRequest):
-                self._release.settle(request.key, "cancelled")
+                self._window.settle(request.key, "cancelled")
 
     def on_control(self, message: Message) -> None:
         try:
@@ -267,7 +265,7 @@ class RouterInbox:
             return
         if not message.reply:
             return
-        answer = self.explain(control.id) if isinstance(control, Explain) else self._state.inspection(self._router)
+        answer = self.explain(control.id) if isinstance(control, Explain) else self._window.inspection(self._router)
         self._messaging.send(message.reply, encode(answer))
 
     def explain(self, request_id: str) -> Explanation:

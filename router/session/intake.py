@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 import structlog
 
@@ -29,26 +28,15 @@ from headrace.jetstream.topology import request_consumer
 from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
 from headrace.router.session.placing import Refuser, fault_of
-from headrace.router.session.state import HeldRequest, RequestCredit, RouterDeps, RouterState, decode_head
+from headrace.router.session.window import HeldRequest, RequestHead, RequestWindow, RouterDeps, decode_head
 
 # Wakes sleeping workers of a pool for waiting requests that no worker in service may take (`wake_on_demand`).
 
 LOOKED_AT = 256  # waiting requests per look; those behind them wait for the next one
 
 
-class Wants(Protocol):
-    """The demands of a waiting request on its worker (`headrace.router.session.state.RequestHead`)."""
-
-    @property
-    def adapter(self) -> str: ...
-    @property
-    def worker(self) -> str: ...
-    @property
-    def require(self) -> list[str]: ...
-
-
 def worker_to_wake(
-    waiting: Iterable[Wants],
+    waiting: Iterable[RequestHead],
     members: Collection[WorkerMember],
     *,
     asked: Collection[str] = (),
@@ -74,7 +62,7 @@ def worker_to_wake(
     return None
 
 
-def _may_take(wants: Wants, member: WorkerMember) -> bool:
+def _may_take(wants: RequestHead, member: WorkerMember) -> bool:
     if wants.worker and wants.worker != member.worker:
         return False
     if wants.adapter and wants.adapter not in member.adapters:
@@ -92,12 +80,12 @@ REST_S = 10.0  # a worker that could not be woken is left alone for so long
 class Waker:
     """Wakes workers while `run` runs. Other routers may choose the same one: a second wake does nothing."""
 
-    def __init__(self, deps: RouterDeps, state: RouterState) -> None:
+    def __init__(self, deps: RouterDeps, window: RequestWindow) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._members = deps.members
         self._pool = deps.pool
-        self._state = state
+        self._window = window
         self._resting: dict[str, float] = {}  # worker → until when
 
     async def run(self) -> None:
@@ -106,19 +94,19 @@ class Waker:
             asked: dict[str, asyncio.Task[None]] = {}
             while True:
                 await asyncio.sleep(LOOK_S)
-                if not len(self._state.window) or not self._state.permission.granted:
+                if not len(self._window) or not self._window.granted:
                     continue
                 now = loop.time()
                 self._resting = {worker: until_s for worker, until_s in self._resting.items() if until_s > now}
                 asked = {worker: task for worker, task in asked.items() if not task.done()}
-                waiting = (held.head for held in self._state.window if held.waiting)
+                waiting = (held.head for held in self._window if held.waiting)
                 members = self._members.workers(self._pool).values()
                 chosen = worker_to_wake(waiting, members, asked=asked, resting=self._resting)
                 if chosen is not None:
                     asked[chosen] = tasks.create_task(self._wake(chosen))
 
     async def _wake(self, worker: str) -> None:
-        log.info("worker.waking", worker=worker, pool=self._pool, waiting=len(self._state.window))
+        log.info("worker.waking", worker=worker, pool=self._pool, waiting=len(self._window))
         subject = self._subjects.operate_worker(self._pool, worker)
         try:
             answer = decode(Operated, await self._messaging.request(subject, encode(Wake()), timeout_s=ANSWER_S))
@@ -133,40 +121,6 @@ class Waker:
             log.info("worker.woken", worker=worker, pool=self._pool)
 
 
-class Assessor:
-    """Tells the scheduler how suspect the requests of one pool are, each question in a task of `tasks`."""
-
-    def __init__(self, deps: RouterDeps, tasks: TaskScope, state: RouterState) -> None:
-        self._messaging = deps.messaging
-        self._subjects = deps.subjects
-        self._timeout_s = deps.options.timing.rpc_timeout_s
-        self._tasks = tasks
-        self._scheduler = state.scheduler
-        self._changed = state.changed
-
-    def ask(self, held: HeldRequest) -> None:
-        """Begin to ask the judge of a request that waits. The scheduler does not place it before it knows."""
-        self._tasks.spawn_guarded(self._ask(held), lambda error: note_failure("suspicion", error, **log_ids(held.head)))
-
-    async def _ask(self, held: HeldRequest) -> None:
-        found = await self._suspicion(held)
-        self._scheduler.assess(held.id, limit=found.limit, crashes=found.crashes)
-        self._changed.set()
-
-    async def _suspicion(self, held: HeldRequest) -> Suspicion:
-        """Return the judge's answer, or without one what the history says at worst."""
-        question = encode(SuspicionQuery(id=held.id, history=held.history))
-        try:
-            answer = await self._messaging.request(self._subjects.judge(held.head.judge), question, timeout_s=self._timeout_s)
-            return decode(Suspicion, answer)
-        except (NoResponder, RequestTimeout, NotConnected) as error:
-            log.info("suspicion.unanswered", **log_ids(held.head), judge=held.head.judge, error=str(error))
-        except WireError as error:
-            broker_metrics.MALFORMED.labels("reply").inc()
-            log.error("reply.malformed", judge=held.head.judge, error=str(error))
-        return Suspicion(limit=limit_by_header(held.history), crashes=len(held.history))
-
-
 ROUTER_PRIORITY = 0
 
 
@@ -176,26 +130,21 @@ class Intake:
     def __init__(
         self,
         deps: RouterDeps,
-        state: RouterState,
-        credit: RequestCredit,
+        tasks: TaskScope,
+        window: RequestWindow,
         refuser: Refuser,
-        assessor: Assessor,
         place_now: Callable[[HeldRequest, Waiting], bool] = lambda _held, _request: False,
     ) -> None:
         """`place_now` is asked first, and says whether it has placed the request."""
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
-        self._retry_s = deps.options.timing.retry_s
+        self._timing = deps.options.timing
         self._wall = deps.wall
-        self._window = state.window
-        self._scheduler = state.scheduler
-        self._tombstones = state.tombstones
-        self._permission = state.permission
-        self._changed = state.changed
-        self._credit = credit
+        self._tasks = tasks
+        self._window = window
+        self._scheduler = window.scheduler
         self._refuser = refuser
-        self._assessor = assessor
         self._place_now = place_now
         self._pulls: list[PullLoop] = []
         self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=deps.pool, kind="request", wall=deps.wall)
@@ -208,14 +157,14 @@ class Intake:
                 pull = self._messaging.pull(
                     consumer.stream,
                     consumer.name,
-                    self._failures.guard(partial(self._on_delivery, request_class=request_class), after=self._credit.balance),
+                    self._failures.guard(partial(self._on_delivery, request_class=request_class), after=self._window.balance),
                     priority=ROUTER_PRIORITY,
                     on_missing=lambda spec=consumer: self._messaging.ensure_consumer(spec),  # type: ignore[misc]
                 )
                 self._pulls.append(pull)
-                self._credit.add(request_class, pull)
+                self._window.pull(request_class, pull)
                 tasks.create_task(pull.run())
-            self._credit.balance()
+            self._window.balance()
 
     async def stop(self) -> None:
         for pull in self._pulls:
@@ -226,9 +175,9 @@ class Intake:
             if (old := self._window.displaced(delivery, request_class)) is not None:
                 self._forget_displaced(old)
             if self._window.redelivered(delivery, request_class):
-                self._credit.balance()
+                self._window.balance()
                 return
-        if not self._permission.granted:
+        if not self._window.granted:
             delivery.nak()
             return
         try:
@@ -239,13 +188,13 @@ class Intake:
             broker_metrics.MALFORMED.labels("request").inc()
             log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
             dead_letter(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
-            self._credit.balance()
+            self._window.balance()
             return
         held = HeldRequest(delivery, head, attempt, history, request_class)
-        if head.id in self._tombstones:
+        if head.id in self._window.tombstones:
             metrics.DROPPED.labels("cancelled").inc()
             delivery.ack()
-            self._credit.balance()
+            self._window.balance()
         elif self._only_copy(held):
             metrics.RECEIVED_OF[request_class].inc()
             self._window.add(held)
@@ -256,8 +205,8 @@ class Intake:
                 self._window.remove(held)
                 raise
         else:
-            delivery.nak(self._retry_s)
-            self._credit.balance()
+            delivery.nak(self._timing.retry_s)
+            self._window.balance()
 
     def _forget_displaced(self, old: HeldRequest) -> None:
         """Remove a request without an ack: its sequence is another request's now. Its judge submits it again."""
@@ -279,7 +228,7 @@ class Intake:
             return False
         self._scheduler.cancel([other.id])
         self._window.remove(other)
-        other.delivery.nak(self._retry_s)
+        other.delivery.nak(self._timing.retry_s)
         return True
 
     def _offer(self, held: HeldRequest, chain: list[int]) -> None:
@@ -321,5 +270,31 @@ class Intake:
             self._refuser.refuse(held, fault_of(shed))
             return
         if suspect:
-            self._assessor.ask(held)
-        self._changed.set()
+            self._ask(held)
+        self._window.changed.set()
+
+    # Suspects.
+
+    def _ask(self, held: HeldRequest) -> None:
+        """Begin to ask the judge of a request that waits. The scheduler does not place it before it knows."""
+        self._tasks.spawn_guarded(self._assess(held), lambda error: note_failure("suspicion", error, **log_ids(held.head)))
+
+    async def _assess(self, held: HeldRequest) -> None:
+        found = await self._suspicion(held)
+        self._window.scheduler.assess(held.id, limit=found.limit, crashes=found.crashes)
+        self._window.changed.set()
+
+    async def _suspicion(self, held: HeldRequest) -> Suspicion:
+        """Return the judge's answer, or without one what the history says at worst."""
+        question = encode(SuspicionQuery(id=held.id, history=held.history))
+        try:
+            answer = await self._messaging.request(
+                self._subjects.judge(held.head.judge), question, timeout_s=self._timing.rpc_timeout_s
+            )
+            return decode(Suspicion, answer)
+        except (NoResponder, RequestTimeout, NotConnected) as error:
+            log.info("suspicion.unanswered", **log_ids(held.head), judge=held.head.judge, error=str(error))
+        except WireError as error:
+            broker_metrics.MALFORMED.labels("reply").inc()
+            log.error("reply.malformed", judge=held.head.judge, error=str(error))
+        return Suspicion(limit=limit_by_header(held.history), crashes=len(held.history))

@@ -25,44 +25,10 @@ from headrace.router.placement.disagg_planner import announced
 from headrace.router.placement.types import Placement, Shed, Waiting
 from headrace.router.session import metrics
 from headrace.router.session.metrics import PredictionAccuracy, SuspectWaits, count_decision
-from headrace.router.session.state import HeldRequest, RequestRelease, RequestState, RouterDeps, RouterState, ServingPermission
+from headrace.router.session.window import HeldRequest, RequestState, RequestWindow, RouterDeps
 from headrace.router.settings import SessionOptions
 
 MAX_HASHES = 512  # of new blocks in one event
-
-
-class Announcer:
-    """Gathers the `placed` events of one turn of the loop into one message."""
-
-    def __init__(self, deps: RouterDeps) -> None:
-        self._messaging = deps.messaging
-        self._subject = deps.subjects.events(deps.pool)
-        self._router = deps.router
-        self._events: list[JobEvent] = []
-        self._loop = asyncio.get_running_loop()
-
-    def placed(self, held: HeldRequest, placement: Placement) -> None:
-        if not self._events:
-            self._loop.call_soon(self._send)
-        self._events.append(
-            JobEvent(
-                "placed",
-                held.id,
-                held.attempt,
-                worker_of(placement.worker),
-                held.head.tokens,
-                placement.uncached,
-                len(placement.new_blocks),
-                self._router,
-                pack_u64(placement.new_blocks[:MAX_HASHES]),
-                announced(placement),
-                rank_of(placement.worker),
-            )
-        )
-
-    def _send(self) -> None:
-        events, self._events = self._events, []
-        self._messaging.send(self._subject, encode(JobEvents(events=events)))
 
 
 log = structlog.get_logger()
@@ -81,15 +47,14 @@ def fault_of(shed: Shed) -> JobFault:
 class Refuser:
     """Refuses requests of one pool, at most `max_refusing` at once, each in a task of `tasks`."""
 
-    def __init__(self, deps: RouterDeps, tasks: TaskScope, permission: ServingPermission, release: RequestRelease) -> None:
+    def __init__(self, deps: RouterDeps, tasks: TaskScope, window: RequestWindow) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._members = deps.members
         self._timing = deps.options.timing
         self._slots = asyncio.Semaphore(deps.options.max_refusing)
         self._tasks = tasks
-        self._permission = permission
-        self._release = release
+        self._window = window
         self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=deps.pool, kind="refusal", wall=deps.wall)
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -103,7 +68,7 @@ class Refuser:
 
     def _failed(self, held: HeldRequest, error: Exception) -> None:
         self._failures.bury(held.delivery, error)
-        self._release.settle(held, "failed")
+        self._window.settle(held, "failed")
 
     def abandon(self) -> None:
         for task in self._running:
@@ -116,18 +81,18 @@ class Refuser:
         finally:
             self.in_flight -= 1
         if verdict is None:
-            self._release.give_back(held)
+            self._window.give_back(held)
             return
         metrics.SHED.labels(fault.code).inc()
         log.info("request.shed", **log_ids(held.head), code=fault.code, verdict=verdict, tenant=held.head.tenant)
-        self._release.settle(held, "refused")
+        self._window.settle(held, "refused")
 
     async def _ask(self, held: HeldRequest, fault: JobFault) -> str | None:
         """Return the judge's verdict, or `judge gone`; None if this router may not work any more before there is one."""
         judge = held.head.judge
         subject = self._subjects.judge(judge)
         question = encode(Refuse(id=held.id, attempt=held.attempt, fault=fault))
-        while self._permission.granted:
+        while self._window.granted:
             try:
                 answer = await self._messaging.request(subject, question, timeout_s=self._timing.rpc_timeout_s)
                 return decode(RefuseReply, answer).verdict
@@ -143,63 +108,6 @@ class Refuser:
         return None
 
 
-class PlacementOutcomes:
-    """Announces, records and releases placed requests; sends the others back to the scheduler or to the refuser.
-
-    A request may have left the window while it was being placed, because its stream was deleted and made again.  Then its judge
-    submits it again, and the outcome of the old placement changes nothing here.
-    """
-
-    def __init__(
-        self,
-        state: RouterState,
-        release: RequestRelease,
-        refuser: Refuser,
-        announcer: Announcer,
-        accuracy: PredictionAccuracy,
-        record: Callable[[HeldRequest, Placement], None] | None = None,
-    ) -> None:
-        self._state = state
-        self._release = release
-        self._refuser = refuser
-        self._announcer = announcer
-        self._accuracy = accuracy
-        self._record = record
-        self._loop = asyncio.get_running_loop()
-
-    def placed(self, held: HeldRequest, placement: Placement, *, duplicate: bool) -> None:
-        """Release a request whose message is stored for its worker. A duplicate was announced by the router that stored it."""
-        if not duplicate:
-            self._announcer.placed(held, placement)
-        metrics.PLACED.labels(placement.reason).inc()
-        metrics.WAITED_S.observe(placement.waited_s)
-        metrics.count_prefill(placement)
-        if placement.fleet is not None:
-            count_decision(self._state.window.pool, placement.fleet)
-        self._accuracy.placed(placement)
-        if self._record is not None:
-            self._record(held, placement)
-        self._release.settle(held)
-        self._state.changed.set()
-
-    def full(self, held: HeldRequest, placement: Placement) -> None:
-        if held.gone:
-            return
-        state = self._state
-        state.scheduler.unplace(placement, self._loop.time())
-        held.wait_again()
-        if held.id in state.tombstones:
-            self._release.drop(held, "cancelled")
-        elif not state.permission.granted:
-            state.scheduler.cancel([held.id])
-            self._release.give_back(held)
-        state.changed.set()
-
-    def impossible(self, held: HeldRequest, fault: JobFault) -> None:
-        if not held.gone:
-            self._refuser.refuse(held, fault)
-
-
 # Publishing of placed requests to their workers, many at once.
 #
 # An outcome that is not known is tried again on the same subject under the same message id until it is known: another worker
@@ -207,19 +115,37 @@ class PlacementOutcomes:
 
 
 class Placer:
-    """Carries out the placements of one pool, each in a task of `tasks`."""
+    """Carries out the placements of one pool, each in a task of `tasks`, and announces them to the other routers.
 
-    def __init__(self, deps: RouterDeps, tasks: TaskScope, outcomes: PlacementOutcomes) -> None:
+    A request may have left the window while it was being placed, because its stream was deleted and made again.  Then its judge
+    submits it again, and the outcome of the old placement changes nothing here.
+    """
+
+    def __init__(
+        self,
+        deps: RouterDeps,
+        tasks: TaskScope,
+        window: RequestWindow,
+        refuser: Refuser,
+        accuracy: PredictionAccuracy,
+        record: Callable[[HeldRequest, Placement], None] | None = None,
+    ) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
+        self._router = deps.router
         self._timing = deps.options.timing
         self._wall = deps.wall
         self._tasks = tasks
-        self._outcomes = outcomes
+        self._window = window
+        self._refuser = refuser
+        self._accuracy = accuracy
+        self._record = record
+        self._loop = asyncio.get_running_loop()
         self._gauge = metrics.IN_FLIGHT.labels(deps.pool)
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
+        self._announced: list[JobEvent] = []  # in this turn of the loop
 
     def place(self, held: HeldRequest, placement: Placement) -> None:
         held.place()
@@ -232,7 +158,7 @@ class Placer:
     def _failed(self, held: HeldRequest, error: Exception) -> None:
         """Refuse a request that cannot be placed for a reason that no check has foreseen: it must not end the router."""
         note_failure("place", error, **log_ids(held.head))
-        self._outcomes.impossible(held, fault_of_failure(error))
+        self.impossible(held, fault_of_failure(error))
 
     def abandon(self) -> None:
         for task in self._running:
@@ -245,13 +171,13 @@ class Placer:
             self.in_flight -= 1
             self._gauge.dec()
         if isinstance(outcome, JobFault):
-            self._outcomes.impossible(held, outcome)
+            self.impossible(held, outcome)
         elif outcome == "full":
             metrics.RETRIES.labels("queue_full").inc()
             await asyncio.sleep(self._timing.retry_s)  # the scheduler counts it there meanwhile and takes another one
-            self._outcomes.full(held, placement)
+            self.full(held, placement)
         else:
-            self._outcomes.placed(held, placement, duplicate=outcome == "duplicate")
+            self.placed(held, placement, duplicate=outcome == "duplicate")
 
     async def _publish(self, held: HeldRequest, placement: Placement) -> str | JobFault:
         """Return `stored`, `duplicate`, `full`, or the fault of a message that the server can never store."""
@@ -286,6 +212,65 @@ class Placer:
             else:
                 return "duplicate" if ack.duplicate else "stored"
 
+    # Outcomes.
+
+    def placed(self, held: HeldRequest, placement: Placement, *, duplicate: bool) -> None:
+        """Release a request whose message is stored for its worker. A duplicate was announced by the router that stored it."""
+        if not duplicate:
+            self._announce(held, placement)
+        metrics.PLACED.labels(placement.reason).inc()
+        metrics.WAITED_S.observe(placement.waited_s)
+        metrics.count_prefill(placement)
+        if placement.fleet is not None:
+            count_decision(self._pool, placement.fleet)
+        self._accuracy.placed(placement)
+        if self._record is not None:
+            self._record(held, placement)
+        self._window.settle(held)
+        self._window.changed.set()
+
+    def full(self, held: HeldRequest, placement: Placement) -> None:
+        if held.gone:
+            return
+        window = self._window
+        window.scheduler.unplace(placement, self._loop.time())
+        held.wait_again()
+        if held.id in window.tombstones:
+            window.drop(held, "cancelled")
+        elif not window.granted:
+            window.scheduler.cancel([held.id])
+            window.give_back(held)
+        window.changed.set()
+
+    def impossible(self, held: HeldRequest, fault: JobFault) -> None:
+        if not held.gone:
+            self._refuser.refuse(held, fault)
+
+    # Announcements: the `placed` events of one turn of the loop are one message.
+
+    def _announce(self, held: HeldRequest, placement: Placement) -> None:
+        if not self._announced:
+            self._loop.call_soon(self._send)
+        self._announced.append(
+            JobEvent(
+                "placed",
+                held.id,
+                held.attempt,
+                worker_of(placement.worker),
+                held.head.tokens,
+                placement.uncached,
+                len(placement.new_blocks),
+                self._router,
+                pack_u64(placement.new_blocks[:MAX_HASHES]),
+                announced(placement),
+                rank_of(placement.worker),
+            )
+        )
+
+    def _send(self) -> None:
+        events, self._announced = self._announced, []
+        self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=events)))
+
 
 LEAST_NAP_S = 0.001
 
@@ -294,28 +279,23 @@ class Dispatcher:
     def __init__(
         self,
         options: SessionOptions,
-        state: RouterState,
+        window: RequestWindow,
         placer: Placer,
         refuser: Refuser,
-        release: RequestRelease,
-        suspect_waits: SuspectWaits,
     ) -> None:
         self._options = options
-        self._window = state.window
-        self._scheduler = state.scheduler
-        self._permission = state.permission
-        self._changed = state.changed
+        self._window = window
+        self._scheduler = window.scheduler
         self._placer = placer
         self._refuser = refuser
-        self._release = release
         self._loop = asyncio.get_running_loop()
         self._decided_s = 0.0
-        self._suspect_waits = suspect_waits
+        self._suspect_waits = SuspectWaits(window.pool)
 
     async def run(self) -> None:
         """Decide after every change, when the scheduler wants to be asked, and every `look_s`, until cancelled."""
         while True:
-            self._changed.clear()
+            self._window.changed.clear()
             self.dispatch()
             now = self._loop.time()
             nap_s = self._options.look_s
@@ -323,7 +303,7 @@ class Dispatcher:
                 nap_s = min(nap_s, max(LEAST_NAP_S, wake_s - now))
             try:
                 async with asyncio.timeout(nap_s):
-                    await self._changed.wait()
+                    await self._window.changed.wait()
             except TimeoutError:
                 pass
 
@@ -352,10 +332,10 @@ class Dispatcher:
 
         Nothing is decided without permission, nor in a process that was frozen: the server has given its requests to others.
         """
-        if not self._permission.granted:
+        if not self._window.granted:
             return
         if not self._window.claims_valid:
-            self._release.give_back_waiting()
+            self._window.give_back_waiting()
             return
         if self._placer.in_flight >= self._options.max_placing:
             return

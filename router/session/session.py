@@ -2,10 +2,9 @@
 
 A request goes one way through the parts, each of which is constructed before the one that hands on to it:
 
-    Intake ──> RequestWindow, scheduler ──> Dispatcher ──> Placer ──> PlacementOutcomes ──> RequestRelease ──> RequestCredit
-      │                                         │                           │                    ^
-      └────────────────────────────────────> Refuser <──────────────────────┘                    │
-                                                └────────────────────────────────────────────────┘
+    Intake ──> RequestWindow, scheduler ──> Dispatcher ──> Placer ──> RequestWindow (settled)
+      │                                         │            │
+      └────────────────────────────────────> Refuser <───────┘
 
 A router works under its lease only.  Workers stop placing on themselves while a router's lease is live, so the lease is taken
 last, when the members are known and the index has caught up, and given up first when the router leaves.  Without the lease
@@ -29,30 +28,19 @@ from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
 from headrace.broker.messages.members import RouterMember
-from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.subjects import BATCH_CLASSES
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import request_stream
+from headrace.router.index.follower import KvFollower
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
 from headrace.router.session.inbox import Roster, RouterInbox
-from headrace.router.session.intake import Assessor, Intake, Waker
-from headrace.router.session.metrics import PredictionAccuracy, SuspectWaits
-from headrace.router.session.placing import Announcer, Dispatcher, PlacementOutcomes, Placer, Refuser
-from headrace.router.session.state import (
-    Feed,
-    HeldRequest,
-    PoolIndex,
-    RequestCredit,
-    RequestRelease,
-    RequestWindow,
-    RouterDeps,
-    RouterState,
-    SchedulingPort,
-    ServingPermission,
-)
+from headrace.router.session.intake import Intake, Waker
+from headrace.router.session.metrics import PredictionAccuracy
+from headrace.router.session.placing import Dispatcher, Placer, Refuser
+from headrace.router.session.window import HeldRequest, PoolIndex, RequestWindow, RouterDeps, SchedulingPort
 
 log = structlog.get_logger()
 
@@ -65,12 +53,12 @@ class TenantCount:
     Batch requests are bounded by a window of their own and take no turn from others.
     """
 
-    def __init__(self, deps: RouterDeps, state: RouterState) -> None:
+    def __init__(self, deps: RouterDeps, window: RequestWindow) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
-        self._window = state.window
-        self._scheduler = state.scheduler
+        self._window = window
+        self._scheduler = window.scheduler
 
     async def refresh(self) -> None:
         """Count anew. With a short window there is nothing to protect, and with an error the last count stays."""
@@ -93,17 +81,9 @@ AGE_EVERY_S = 1.0  # every held request is looked at for it
 
 
 class SessionGauges:
-    def __init__(
-        self,
-        pool: str,
-        scheduler: SchedulingPort,
-        index: PoolIndex | None,
-        window: RequestWindow,
-        *,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._pool = pool
-        self._scheduler = scheduler
+    def __init__(self, window: RequestWindow, index: PoolIndex | None, *, wall: Callable[[], float] = time.time) -> None:
+        self._pool = window.pool
+        self._scheduler = window.scheduler
         self._index = index
         self._window = window
         self._wall = wall
@@ -136,7 +116,7 @@ async def members_known(members: Members, *, pool: str) -> None:
             return
 
 
-async def index_ready(feed: Feed, *, pool: str, longest_s: float) -> None:
+async def index_ready(feed: KvFollower, *, pool: str, longest_s: float) -> None:
     """Return once the index has caught up, or after `longest_s`, because requests wait for this."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + longest_s
@@ -148,29 +128,15 @@ async def index_ready(feed: Feed, *, pool: str, longest_s: float) -> None:
 
 
 class RouterTimers:
-    def __init__(
-        self,
-        deps: RouterDeps,
-        state: RouterState,
-        credit: RequestCredit,
-        release: RequestRelease,
-        *,
-        roster: Roster,
-        gauges: SessionGauges,
-        tenants: TenantCount,
-    ) -> None:
+    def __init__(self, deps: RouterDeps, window: RequestWindow, roster: Roster, index: PoolIndex | None) -> None:
         self._messaging = deps.messaging
         self._members = deps.members
         self._pool = deps.pool
         self._timing = deps.options.timing
-        self._window = state.window
-        self._tombstones = state.tombstones
-        self._permission = state.permission
-        self._credit = credit
-        self._release = release
+        self._window = window
         self._roster = roster
-        self._gauges = gauges
-        self._tenants = tenants
+        self._gauges = SessionGauges(window, index)
+        self._tenants = TenantCount(deps, window)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -184,17 +150,17 @@ class RouterTimers:
             await asyncio.sleep(self._timing.ack_wait_s / 3)
             if not self._window.claims_valid:
                 log.warning("window.let_go", pool=self._pool, held=len(self._window), why="not extended in time")
-                self._release.give_back_waiting()
+                self._window.give_back_waiting()
             if self._messaging.connected:
                 self._window.extend()
-            self._credit.balance()
+            self._window.balance()
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
             now = loop.time()
-            self._tombstones.expire(now)
+            self._window.tombstones.expire(now)
             self._roster.trust_senders(now)
             self._gauges.refresh(now)
 
@@ -207,7 +173,7 @@ class RouterTimers:
         """Drop waiting requests whose judge is gone: their answers have no reader, and they take up the window."""
         while True:
             await asyncio.sleep(self._timing.silence_s)
-            if not self._permission.lease_held:
+            if not self._window.lease_held:
                 continue
             waiting = [held for held in self._window if held.waiting]
             for judge in {held.head.judge: None for held in waiting if not self._members.ingress_live(held.head.judge)}:
@@ -219,7 +185,7 @@ class RouterTimers:
             return
         for held in asked:  # not those that have arrived while the answer was on its way
             if held.waiting:
-                self._release.drop(held, "judge_gone")
+                self._window.drop(held, "judge_gone")
 
 
 class RouterSession:
@@ -242,35 +208,15 @@ class RouterSession:
         self._forget_members: Callable[[], None] = lambda: None
         self._tasks = TaskScope()
         self._lease = self._make_lease()
-        timing = deps.options.timing
-        self._state = state = RouterState(
-            RequestWindow(deps.pool, ack_wait_s=timing.ack_wait_s),
-            scheduler,
-            Tombstones(keep_s=timing.tombstone_s),
-            ServingPermission(self._lease),
-            asyncio.Event(),
-        )
-        self.window = state.window
+        self.window = window = RequestWindow(deps, scheduler, self._lease)
         self._roster = Roster(deps, scheduler, index)
         accuracy = PredictionAccuracy()
-        self._credit = RequestCredit(deps.options, state)
-        self._release = RequestRelease(state, self._credit)
-        refuser = Refuser(deps, self._tasks, state.permission, self._release)
-        outcomes = PlacementOutcomes(state, self._release, refuser, Announcer(deps), accuracy, record)
-        placer = Placer(deps, self._tasks, outcomes)
-        self._dispatcher = Dispatcher(deps.options, state, placer, refuser, self._release, SuspectWaits(deps.pool))
-        assessor = Assessor(deps, self._tasks, state)
-        self._intake = Intake(deps, state, self._credit, refuser, assessor, self._dispatcher.place_now)
-        self._inbox = RouterInbox(deps, state, self._roster, accuracy, self._release)
-        self._timers = RouterTimers(
-            deps,
-            state,
-            self._credit,
-            self._release,
-            roster=self._roster,
-            gauges=SessionGauges(deps.pool, scheduler, index, state.window),
-            tenants=TenantCount(deps, state),
-        )
+        refuser = Refuser(deps, self._tasks, window)
+        placer = Placer(deps, self._tasks, window, refuser, accuracy, record)
+        self._dispatcher = Dispatcher(deps.options, window, placer, refuser)
+        self._intake = Intake(deps, self._tasks, window, refuser, self._dispatcher.place_now)
+        self._inbox = RouterInbox(deps, window, self._roster, accuracy)
+        self._timers = RouterTimers(deps, window, self._roster, index)
         self._janitor, self._detector = self._make_watchers()
 
     def _make_lease(self) -> LeaseKeeper:
@@ -350,31 +296,31 @@ class RouterSession:
             serving.create_task(self._intake.run())
             serving.create_task(self._dispatcher.run())
             if self._deps.options.wake_on_demand:
-                serving.create_task(Waker(self._deps, self._state).run())
+                serving.create_task(Waker(self._deps, self.window).run())
             serving.create_task(self._janitor.run(lambda: self._lease.held))  # every router: copies are told apart by id
 
     @property
     def ready(self) -> bool:
-        return self._state.permission.granted
+        return self.window.granted
 
     def standing(self) -> dict[str, Any]:
-        permission, index = self._state.permission, self._index
+        index = self._index
         return {
             "ready": self.ready,
-            "lease_held": permission.lease_held,
+            "lease_held": self.window.lease_held,
             "window": len(self.window),
             "workers": len(self._deps.members.serving_workers(self.pool)),
             **({"index_ready": index.follower.ready, "index_lag": index.follower.lag} if index is not None else {}),
         }
 
     async def drain(self, grace_s: float) -> None:
-        if self._state.permission.draining:
+        if self.window.draining:
             await self._done.wait()
             return
-        self._state.permission.drain()
+        self.window.draining = True
         log.info("router.draining", router=self.router, pool=self.pool, held=len(self.window))
         await self._intake.stop()
-        self._release.give_back_waiting()
+        self.window.give_back_waiting()
         deadline = self._loop.time() + grace_s
         while self._dispatcher.busy and self._loop.time() < deadline:
             await asyncio.sleep(POLL_S)
@@ -388,9 +334,9 @@ class RouterSession:
         self._done.set()
 
     def _on_members(self) -> None:
-        self._state.scheduler.set_routers(self._deps.members.routers(self.pool))
+        self.window.scheduler.set_routers(self._deps.members.routers(self.pool))
         if self._listed and self._roster.refresh(self._loop.time()):
-            self._state.changed.set()
+            self.window.changed.set()
         self._janitor.wake()
 
     def _on_lease(self, held: bool) -> None:
@@ -401,11 +347,11 @@ class RouterSession:
 
     def _on_gained(self) -> None:
         log.info("router.ready", router=self.router, pool=self.pool, workers=len(self._deps.members.workers(self.pool)))
-        self._credit.balance()
-        self._state.changed.set()
+        self.window.balance()
+        self.window.changed.set()
 
     def _on_lapse(self) -> None:
         metrics.LEASE_LAPSES.inc()
         log.warning("router.fenced", router=self.router, pool=self.pool, held=len(self.window))
-        self._release.give_back_waiting()
-        self._credit.balance()
+        self.window.give_back_waiting()
+        self.window.balance()

@@ -24,7 +24,7 @@ from headrace.router.index.inventory import WorkerSlice
 from headrace.router.index.snapshot import SnapshotStore, Source
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.replay import MAX_HASHES, NotKept, Recorder, rebuild
-from headrace.router.session.state import HeldRequest, RequestHead
+from headrace.router.session.window import HeldRequest, RequestHead
 
 POOL = "p"
 

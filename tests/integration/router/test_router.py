@@ -30,7 +30,7 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Delivery, Message
 from headrace.jetstream.subjects import Subjects
 from headrace.router.session.session import RouterSession
-from headrace.router.session.state import RouterDeps
+from headrace.router.session.window import RouterDeps
 from headrace.router.settings import SessionOptions
 from tests.conftest import Connect
 from tests.integration.broker.test_job_path import CARD, POOL, collect, has_worker, job, nothing_stored

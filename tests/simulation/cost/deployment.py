@@ -44,7 +44,7 @@ from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.replay import Recorder
 from headrace.router.session.session import RouterSession
-from headrace.router.session.state import PoolIndex, RouterDeps
+from headrace.router.session.window import PoolIndex, RouterDeps
 from headrace.router.settings import RouterOptions, SessionOptions
 from headrace.workers.detokenize import TokenTable
 from headrace.workers.engine import EngineConfig, Role

@@ -14,7 +14,7 @@ from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision
 from headrace.router.session.session import RouterSession
-from headrace.router.session.state import RouterDeps, SchedulingPort
+from headrace.router.session.window import RouterDeps, SchedulingPort
 from headrace.router.settings import SessionOptions
 from tests.simulation.virtual.machine import Machine
 from tests.support.router.scheduler import RandomScheduler

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.broker.settings import Timing
 from headrace.broker.worker.session import WorkerSession
 from headrace.jetstream.subjects import Subjects
-from headrace.router.session.state import SchedulingPort
+from headrace.router.session.window import SchedulingPort
 from tests.simulation.protocol.engine import SimEngine
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import random_scheduler

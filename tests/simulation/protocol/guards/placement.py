@@ -8,8 +8,8 @@ import pytest
 
 from headrace.broker.membership.mover import Mover
 from headrace.router.placement.types import Placement
-from headrace.router.session.placing import PlacementOutcomes, Placer, Refuser
-from headrace.router.session.state import HeldRequest, ServingPermission
+from headrace.router.session.placing import Placer, Refuser
+from headrace.router.session.window import HeldRequest, RequestWindow
 from tests.simulation.protocol.guards.registry import guard
 
 
@@ -47,14 +47,14 @@ def a_request_is_placed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_judge_hears_of_a_refusal_before_the_ack(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Refuser, "refuse", lambda self, held, fault: self._release.settle(held, "refused"))
+    patch.setattr(Refuser, "refuse", lambda self, held, fault: self._window.settle(held, "refused"))
 
 
 @guard
 def a_full_worker_is_not_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlacementOutcomes, "full", lambda self, held, placement: self._release.settle(held, "full"))
+    patch.setattr(Placer, "full", lambda self, held, placement: self._window.settle(held, "full"))
 
 
 @guard
 def a_router_decides_under_its_lease_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ServingPermission, "granted", property(lambda self: not self.draining))
+    patch.setattr(RequestWindow, "granted", property(lambda self: not self.draining))

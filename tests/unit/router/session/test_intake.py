@@ -1,23 +1,101 @@
-"""What a router does with each message that the server delivers."""
+"""What a router does with each message that the server delivers, and which sleeping worker it wakes for what waits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.broker.codec import decode, encode, job_headers
 from headrace.broker.dead_letters import MOST_BYTES
 from headrace.broker.messages.control import HistoryEntry, Suspicion, SuspicionQuery
 from headrace.broker.messages.durable import Unreadable
+from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.requests import Envelope
 from headrace.jetstream.errors import JetStreamError, NoResponder
 from headrace.jetstream.tasks import TaskScope
-from headrace.router.session.intake import Assessor, Intake
+from headrace.router.session.intake import Intake, worker_to_wake
 from headrace.router.session.placing import Refuser
-from headrace.router.session.state import RequestCredit, RequestRelease, RequestWindow
-from tests.support.router.router_parts import router_deps, router_state
-from tests.unit.router.session.test_window import FakeDelivery
+from headrace.router.session.window import RequestHead, RequestWindow
+from tests.support.router.router_parts import FakeDelivery, request_window, router_deps
+
+
+def wants(**demands: Any) -> RequestHead:
+    return RequestHead(id="r", judge="j", deadline=1.0, tokens=1, **demands)
+
+
+def asleep(name: str, level: int = 1, **fields: object) -> WorkerMember:
+    return WorkerMember(worker=name, pool="p", model="m", draining=True, sleeping=level, **fields)  # type: ignore[arg-type]
+
+
+def awake(name: str, **fields: object) -> WorkerMember:
+    return WorkerMember(worker=name, pool="p", model="m", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "members", "chosen"),
+    [
+        ([], [asleep("a")], None),
+        ([wants()], [asleep("b"), asleep("a")], "a"),
+        ([wants()], [asleep("a", 2), asleep("b", 1)], "b"),
+        ([wants()], [asleep("a"), awake("b")], None),
+        ([wants()], [asleep("a"), awake("b", role="prefill")], "a"),
+        ([wants()], [asleep("a", role="prefill")], None),
+        ([wants()], [asleep("a"), awake("b", draining=True)], "a"),
+        ([wants()], [asleep("a"), asleep("b", waking=True)], None),
+        ([wants()], [awake("a", draining=True, paused=True)], None),
+        ([wants(adapter="x")], [asleep("a"), asleep("b", adapters=["x"]), awake("c")], "b"),
+        ([wants(require=["fast"])], [asleep("a"), asleep("b", labels=["fast", "new"]), awake("c", labels=["new"])], "b"),
+        ([wants(worker="b")], [asleep("a"), asleep("b"), awake("c")], "b"),
+        ([wants(), wants(adapter="x")], [asleep("b", adapters=["x"]), awake("c")], "b"),
+        ([wants(adapter="y")], [asleep("a", adapters=["x"])], None),
+    ],
+)
+def test_the_lightest_sleeper_that_may_take_what_no_other_may(
+    waiting: list[RequestHead], members: list[WorkerMember], chosen: str | None
+) -> None:
+    assert worker_to_wake(waiting, members) == chosen
+
+
+def test_one_that_was_asked_counts_as_up_and_one_that_failed_is_left_alone() -> None:
+    members = [asleep("a"), asleep("b")]
+    assert worker_to_wake([wants()], members, asked=["a"]) is None
+    assert worker_to_wake([wants()], members, resting=["a"]) == "b"
+    assert worker_to_wake([wants()], members, resting=["a", "b"]) is None
+
+
+def any_member(name: str, level: int, waking: bool, draining: bool, adapters: list[str]) -> WorkerMember:
+    stands: dict[str, object] = {"sleeping": level, "waking": waking and level > 0, "draining": draining or level > 0}
+    return awake(name, adapters=adapters, **stands)
+
+
+MEMBER = st.builds(
+    any_member,
+    st.sampled_from("abcdef"),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.sampled_from("xy"), unique=True),
+)
+WANTS = st.builds(wants, adapter=st.sampled_from(["", "x", "y"]), worker=st.sampled_from(["", "a", "b"]), require=st.just([]))
+
+
+@given(st.lists(WANTS, max_size=5), st.lists(MEMBER, max_size=6, unique_by=lambda member: member.worker))
+def test_who_is_woken_sleeps_and_serves_a_request_that_nobody_else_takes(
+    waiting: list[RequestHead], members: list[WorkerMember]
+) -> None:
+    def may(head: RequestHead, member: WorkerMember) -> bool:
+        return head.worker in ("", member.worker) and (not head.adapter or head.adapter in member.adapters)
+
+    chosen = worker_to_wake(waiting, members)
+    left = [w for w in waiting if not any(may(w, m) for m in members if m.waking or not m.draining)]
+    sleepers = {m.worker: m for m in members if m.sleeping and not m.waking}
+    if chosen is None:
+        assert not any(may(w, m) for w in left for m in sleepers.values())
+    else:
+        assert any(may(w, sleepers[chosen]) for w in left)
 
 
 class Scheduler:
@@ -64,18 +142,16 @@ class Sent:
         self.letters.append((subject, data))
 
 
-def intake_of(window: RequestWindow, scheduler: Scheduler, sent: Sent | None = None, tasks: TaskScope | None = None) -> Intake:
+def intake_of(window: RequestWindow, sent: Sent | None = None, tasks: TaskScope | None = None) -> Intake:
     tasks = tasks or TaskScope()
     deps = router_deps(sent or Sent(), wall=lambda: 1234.5)
-    state = router_state(scheduler, window)
-    credit = RequestCredit(deps.options, state)
-    refuser = Refuser(deps, tasks, state.permission, RequestRelease(state, credit))
-    return Intake(deps, state, credit, refuser, Assessor(deps, tasks, state))
+    return Intake(deps, tasks, window, Refuser(deps, tasks, window))
 
 
 async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_made_again_is_taken() -> None:
-    window, scheduler = RequestWindow("p", ack_wait_s=3.0), Scheduler()
-    intake = intake_of(window, scheduler)
+    scheduler = Scheduler()
+    window = request_window(scheduler)
+    intake = intake_of(window)
     old, new, again = request("old", 7), request("new", 7), request("new", 7)
     for delivery in (old, new, again):
         intake._on_delivery(delivery, "std")
@@ -85,8 +161,8 @@ async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_ma
 
 
 async def test_a_request_that_cannot_be_read_becomes_a_dead_letter_and_does_not_come_again() -> None:
-    window, scheduler, sent = RequestWindow("p", ack_wait_s=3.0), Scheduler(), Sent()
-    intake = intake_of(window, scheduler, sent)
+    scheduler, sent = Scheduler(), Sent()
+    intake = intake_of(request_window(scheduler), sent)
     garbage = FakeDelivery(8, b"\xc1" * 100_000, subject="hr.req.p.std.t")
     intake._on_delivery(garbage, "std")
     [(subject, data)] = sent.letters
@@ -115,9 +191,9 @@ CRASHES = (HistoryEntry(1, "w1", 30), HistoryEntry(2, "w2", 25))
 async def test_the_judge_of_a_request_with_several_crashes_is_asked_how_suspect_it_is(
     answer: bytes | None, assessed: tuple[int, int]
 ) -> None:
-    window, scheduler, sent = RequestWindow("p", ack_wait_s=3.0), Scheduler(), Sent(answer)
+    scheduler, sent = Scheduler(), Sent(answer)
     async with TaskScope() as tasks:
-        intake = intake_of(window, scheduler, sent, tasks)
+        intake = intake_of(request_window(scheduler), sent, tasks)
         intake._on_delivery(request("one", 1, CRASHES[0]), "re")
         intake._on_delivery(request("two", 2, *CRASHES), "re")
     assert (scheduler.offered, scheduler.suspects) == (["one", "two"], ["two"])

@@ -17,10 +17,9 @@ from headrace.broker.messages.requests import HEADER_KEPT, HEADER_PREFILL, HEADE
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.session.metrics import PredictionAccuracy
-from headrace.router.session.placing import Announcer, PlacementOutcomes, Placer, Refuser
-from headrace.router.session.state import HeldRequest, RequestCredit, RequestHead, RequestRelease
-from tests.support.router.router_parts import router_deps, router_state
-from tests.unit.router.session.test_window import FakeDelivery
+from headrace.router.session.placing import Placer, Refuser
+from headrace.router.session.window import HeldRequest, RequestHead
+from tests.support.router.router_parts import FakeDelivery, request_window, router_deps
 
 REMOTE = PrefillDecision(remote=True, reason="pays", wait_s=0.5)
 NAMED = PrefillDecision(remote=True, worker="p1", reason="prefix_there", wait_s=0.5)
@@ -80,26 +79,21 @@ class Parts:
     def __init__(self, messaging: FakeMessaging, scheduler: object = None) -> None:
         deps = router_deps(messaging)
         self.tasks = TaskScope()
-        self.state = router_state(scheduler)
-        release = RequestRelease(self.state, RequestCredit(deps.options, self.state))
-        self.refuser = Refuser(deps, self.tasks, self.state.permission, release)
+        self.window = request_window(scheduler)
+        self.refuser = Refuser(deps, self.tasks, self.window)
         self.recorded: list[str] = []
-        self.outcomes = PlacementOutcomes(
-            self.state,
-            release,
-            self.refuser,
-            Announcer(deps),
-            PredictionAccuracy(),
-            lambda held, placement: self.recorded.append(placement.worker),
-        )
-        self.placer = Placer(deps, self.tasks, self.outcomes)
+
+        def record(held: HeldRequest, placement: Placement) -> None:
+            self.recorded.append(placement.worker)
+
+        self.placer = Placer(deps, self.tasks, self.window, self.refuser, PredictionAccuracy(), record)
 
 
 async def place(prefill: PrefillDecision | None, *, kept: bool = False, where: str = "w") -> FakeMessaging:
     messaging = FakeMessaging()
     parts = Parts(messaging)
     one = held()
-    parts.state.window.add(one)
+    parts.window.add(one)
     async with asyncio.timeout(5), parts.tasks:
         parts.placer.place(one, placement(prefill, kept=kept, place=where))
     await asyncio.sleep(0)
@@ -153,9 +147,9 @@ async def test_every_decision_is_counted_with_its_reason(decision: PrefillDecisi
     before = value()
     for one in (decision, None):
         request = held()
-        parts.state.window.add(request)
+        parts.window.add(request)
         request.place()
-        parts.outcomes.placed(request, placement(one), duplicate=False)
+        parts.placer.placed(request, placement(one), duplicate=False)
         assert request.gone
         assert request.delivery.said == ["ack"]  # type: ignore[attr-defined]
     assert value() == before + 1
@@ -166,9 +160,9 @@ async def test_a_duplicate_was_announced_by_the_router_that_stored_it() -> None:
     messaging = FakeMessaging()
     parts = Parts(messaging)
     request = held()
-    parts.state.window.add(request)
+    parts.window.add(request)
     request.place()
-    parts.outcomes.placed(request, placement(LOCAL), duplicate=True)
+    parts.placer.placed(request, placement(LOCAL), duplicate=True)
     await asyncio.sleep(0)
     assert messaging.sent == []
     assert request.gone
@@ -178,23 +172,23 @@ async def test_a_worker_whose_queue_is_full_sends_the_request_back_to_wait() -> 
     scheduler = Undone()
     parts = Parts(FakeMessaging(), scheduler)
     request = held()
-    parts.state.window.add(request)
+    parts.window.add(request)
     request.place()
-    parts.outcomes.full(request, placement(LOCAL))
+    parts.placer.full(request, placement(LOCAL))
     assert request.waiting
     assert scheduler.unplaced == ["r"]
-    assert parts.state.changed.is_set()
+    assert parts.window.changed.is_set()
 
 
 async def test_a_request_that_was_displaced_while_it_was_placed_does_not_come_back() -> None:
     scheduler = Undone()
     parts = Parts(FakeMessaging(), scheduler)
     request = held()
-    parts.state.window.add(request)
+    parts.window.add(request)
     request.place()
-    parts.state.window.remove(request)  # its stream was deleted and made again
-    parts.outcomes.full(request, placement(LOCAL))
-    parts.outcomes.impossible(request, JobFault("engine_error", "too large"))
+    parts.window.remove(request)  # its stream was deleted and made again
+    parts.placer.full(request, placement(LOCAL))
+    parts.placer.impossible(request, JobFault("engine_error", "too large"))
     assert request.gone
     assert scheduler.unplaced == []
     assert parts.refuser.in_flight == 0

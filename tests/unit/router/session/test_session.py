@@ -22,7 +22,7 @@ from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
 from headrace.router.session.placing import fault_of
 from headrace.router.session.session import AGE_EVERY_S, CROWDED, SessionGauges, TenantCount, index_ready
-from tests.support.router.router_parts import router_deps, router_state
+from tests.support.router.router_parts import request_window, router_deps
 
 
 def test_a_refusal_reaches_the_client_as_a_refusal_and_never_as_a_failed_engine() -> None:
@@ -61,9 +61,9 @@ async def test_requests_do_not_wait_for_an_index_that_never_catches_up() -> None
 
     before = given_up()
     async with asyncio.timeout(5):
-        await index_ready(FakeFeed(after=3), pool="p", longest_s=60.0)
+        await index_ready(cast("Any", FakeFeed(after=3)), pool="p", longest_s=60.0)
         assert given_up() == before
-        await index_ready(FakeFeed(after=10**9), pool="p", longest_s=0.03)
+        await index_ready(cast("Any", FakeFeed(after=10**9)), pool="p", longest_s=0.03)
     assert given_up() == before + 1
 
 
@@ -140,9 +140,9 @@ class Streams:
 
 def counting(streams: Streams, **held: int) -> tuple[TenantCount, Any]:
     scheduler: Any = SimpleNamespace(several_tenants=False)
-    state = router_state(scheduler)
-    state.window.counts.update(held)
-    return TenantCount(router_deps(streams), state), scheduler
+    window = request_window(scheduler)
+    window.counts.update(held)
+    return TenantCount(router_deps(streams), window), scheduler
 
 
 @pytest.mark.parametrize(("other", "several"), [(SUBJECTS.req("p", "hi", "b"), True), (SUBJECTS.req("p", "batch", "b"), False)])
@@ -175,6 +175,8 @@ class Scheduler:
 
 
 class Window:
+    pool = "a pool"
+    scheduler = Scheduler()
     looks = 0
 
     def oldest_s(self, wall_s: float) -> float:
@@ -184,7 +186,7 @@ class Window:
 
 def test_the_oldest_request_is_looked_for_once_a_second() -> None:
     window = Window()
-    gauges = SessionGauges("a pool", cast("Any", Scheduler()), None, cast("Any", window), wall=lambda: 100.0)
+    gauges = SessionGauges(cast("Any", window), None, wall=lambda: 100.0)
     for tick in range(10):
         gauges.refresh(50.0 + tick / 10)
     assert window.looks == 1

@@ -1,4 +1,4 @@
-"""The state that the parts of one router session share: requests, scheduler, cancelled ids, and the permission to work."""
+"""The window of one router session: the requests that it holds un-acked, their claims, pull credit, and permission to work."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery, Messaging, PullLoop
 from headrace.jetstream.subjects import BATCH_CLASSES, MOVED_CLASSES, RequestClass, Subjects
+from headrace.router.index.follower import KvFollower
+from headrace.router.index.sources import KvEventSources
 from headrace.router.index.types import CacheView
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from headrace.router.session import metrics
@@ -43,14 +45,8 @@ class RouterDeps:
     wall: Callable[[], float] = time.time
 
 
-# Ports of a router session: the scheduler that it asks, and the index that is kept current for it, as protocols.
-#
-# `headrace.router.placement.scheduler.Scheduler` and `headrace.router.index.follower.KvFollower` are the real things;
-# protocol tests bring a random scheduler.
-
-
 class SchedulingPort(Protocol):
-    """Decides without I/O. All times are of the caller's one clock."""
+    """Decides without I/O: `headrace.router.placement.scheduler.Scheduler`, or a random one. Times are of one clock."""
 
     several_tenants: bool  # more than one has requests in the stream before the window
 
@@ -93,34 +89,6 @@ class SchedulingPort(Protocol):
         """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
 
 
-class CacheFeed(Protocol):
-    """The senders of cache events (`headrace.router.index.sources.KvEventSources`)."""
-
-    def distrust(self, worker: str) -> None:
-        """Take the next event of this worker for a new beginning, because its blocks are guessed from now on."""
-
-    def known(self, worker: str) -> tuple[int, int] | None:
-        """Return (epoch, n) of the last event read from this worker; None if there was none."""
-
-
-class Feed(Protocol):
-    """Keeps the index current from the KV stream (`headrace.router.index.follower.KvFollower`)."""
-
-    async def run(self) -> None:
-        """Read events until cancelled."""
-
-    async def release(self) -> None:
-        """Let another router make the snapshots. Call it before leaving."""
-
-    @property
-    def ready(self) -> bool:
-        """The index has caught up with the stream once."""
-
-    @property
-    def lag(self) -> int:
-        """Messages stored in the stream and not applied yet."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolIndex:
     """The index of one pool: `follower` writes into `view` the events that `events` keeps track of.
@@ -129,8 +97,8 @@ class PoolIndex:
     """
 
     view: CacheView
-    events: CacheFeed
-    follower: Feed
+    events: KvEventSources
+    follower: KvFollower
     entries: Sized
 
 
@@ -258,19 +226,40 @@ def decode_head(data: bytes) -> RequestHead:
 
 
 class RequestWindow:
-    """All requests that one router holds, by stored message and by id."""
+    """All requests that one router holds, by stored message and by id. Set `changed` to have them looked at soon.
 
-    def __init__(self, pool: str, *, ack_wait_s: float) -> None:
-        self.pool = pool
-        self._ack_wait_s = ack_wait_s
+    Each class has room of its own: a window full of ordinary requests must not keep urgent and moved ones out. That of batch
+    requests is small, because no client waits for their first token.
+    """
+
+    def __init__(self, deps: RouterDeps, scheduler: SchedulingPort, lease: LeaseKeeper) -> None:
+        self.pool = deps.pool
+        self.scheduler = scheduler
+        self.tombstones = Tombstones(keep_s=deps.options.timing.tombstone_s)
+        self.changed = asyncio.Event()
+        self.draining = False
+        self._lease = lease
+        self._options = deps.options
+        self._ack_wait_s = deps.options.timing.ack_wait_s
         self._by_key: dict[tuple[bool, int], HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
         self.counts: dict[str, int] = {}  # requests held, by class
         self._loop = asyncio.get_running_loop()
         self._extended_s = self._loop.time()
         self._gauges: dict[tuple[str, str], Any] = {}  # finding a labelled metric costs more than setting it
-        self._bytes_gauge = metrics.WINDOW_BYTES.labels(pool)
+        self._bytes_gauge = metrics.WINDOW_BYTES.labels(self.pool)
         self.bytes = 0
+        self._loops: dict[RequestClass, PullLoop] = {}
+        self._allowed = False  # requests were asked for, the last time
+
+    @property
+    def lease_held(self) -> bool:
+        return self._lease.held
+
+    @property
+    def granted(self) -> bool:
+        """The permission to take and place requests: this router holds its lease and does not drain."""
+        return self._lease.held and not self.draining
 
     def _gauge(self, request_class: str, tenant: str) -> Any:
         gauge = self._gauges.get((request_class, tenant))
@@ -347,118 +336,64 @@ class RequestWindow:
         """Count claims from now on, because no older request is held."""
         self._extended_s = self._loop.time()
 
-
-class ServingPermission:
-    """The permission to take and place requests: this router holds its lease and does not drain."""
-
-    def __init__(self, lease: LeaseKeeper) -> None:
-        self._lease = lease
-        self._draining = False
-
-    @property
-    def lease_held(self) -> bool:
-        return self._lease.held
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def granted(self) -> bool:
-        return self._lease.held and not self._draining
-
-    def drain(self) -> None:
-        self._draining = True
-
-
-@dataclass(frozen=True, slots=True)
-class RouterState:
-    """The requests of a router and the basis of its decisions. Set `changed` to have the dispatcher look at the window soon."""
-
-    window: RequestWindow
-    scheduler: SchedulingPort
-    tombstones: Tombstones
-    permission: ServingPermission
-    changed: asyncio.Event
-
     def inspection(self, router: str) -> Inspection:
-        permission = self.permission
-        states = Counter(held.state.value for held in self.window)
-        return Inspection(component=router, states=dict(states), lease_held=permission.lease_held, draining=permission.draining)
+        states = Counter(held.state.value for held in self)
+        return Inspection(component=router, states=dict(states), lease_held=self.lease_held, draining=self.draining)
 
+    # Credit of the pull loops.
 
-class RequestCredit:
-    """Owns the credit of the pull loops of one session.
-
-    Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  Those of
-    batch requests are small, because no client waits for their first token.
-    """
-
-    def __init__(self, options: SessionOptions, state: RouterState) -> None:
-        self._options = options
-        self._window = state.window
-        self._permission = state.permission
-        self._loops: dict[RequestClass, PullLoop] = {}
-        self._allowed = False  # requests were asked for, the last time
-
-    def add(self, request_class: RequestClass, loop: PullLoop) -> None:
+    def pull(self, request_class: RequestClass, loop: PullLoop) -> None:
+        """Ask for requests of this class by this loop."""
         self._loops[request_class] = loop
 
     def balance(self) -> None:
         """Ask for as many requests of each class as its window has room for. Call it whenever room or permission changes."""
-        allowed = self._allowed = self._permission.granted and self._window.bytes < self._options.window_bytes
-        counts, options = self._window.counts, self._options
+        counts, options = self.counts, self._options
+        allowed = self._allowed = self.granted and self.bytes < options.window_bytes
         for request_class, loop in self._loops.items():
             most = options.batch_window if request_class in BATCH_CLASSES else options.window
             wanted = max(0, most - counts.get(request_class, 0)) if allowed else 0
             if loop.credit < wanted or (loop.credit and not allowed):
                 loop.add_credit(wanted - loop.credit)
 
-    def freed(self, request_class: RequestClass) -> None:
+    def _freed(self, request_class: RequestClass) -> None:
         """Ask for as many as there is room for after a request of this class has left. Quicker than `balance`."""
         options, loop = self._options, self._loops.get(request_class)
-        if loop is None or not self._allowed or self._window.bytes >= options.window_bytes:
+        if loop is None or not self._allowed or self.bytes >= options.window_bytes:
             self.balance()
             return
         most = options.batch_window if request_class in BATCH_CLASSES else options.window
-        missing = most - self._window.counts[request_class] - loop.credit
+        missing = most - self.counts[request_class] - loop.credit
         if missing > 0:
             loop.add_credit(missing)
 
-
-class RequestRelease:
-    """The end of a request in the window: its stored message is acknowledged, or left to another consumer."""
-
-    def __init__(self, state: RouterState, credit: RequestCredit) -> None:
-        self._window = state.window
-        self._scheduler = state.scheduler
-        self._credit = credit
+    # The end of a request in the window: its stored message is acknowledged, or left to another consumer.
 
     def settle(self, held: HeldRequest, how: str = "") -> None:
         """Acknowledge the stored request: a worker has it now, or it has ended. `how` is the metric label of a drop, if any."""
-        if self._window.remove(held):
+        if self.remove(held):
             if how:
                 metrics.DROPPED.labels(how).inc()
             held.delivery.ack()
-            self._credit.freed(held.request_class)
+            self._freed(held.request_class)
 
     def drop(self, held: HeldRequest, how: str) -> None:
-        self._scheduler.cancel([held.id])
+        self.scheduler.cancel([held.id])
         self.settle(held, how)
 
     def give_back(self, held: HeldRequest) -> None:
         """Leave the request to another consumer: by a nak while the claim on it is ours, else when the server's claim ends."""
-        ours = self._window.claims_valid
-        if self._window.remove(held):
+        ours = self.claims_valid
+        if self.remove(held):
             metrics.DROPPED.labels("given_back" if ours else "let_go").inc()
             if ours:
                 held.delivery.nak()
-            self._credit.balance()
+            self.balance()
 
     def give_back_waiting(self) -> None:
         """Give every waiting request back. In-flight placements finish, because their outcome must be known."""
-        waiting = [held for held in self._window if held.waiting]
-        self._scheduler.cancel([held.id for held in waiting])
+        waiting = [held for held in self if held.waiting]
+        self.scheduler.cancel([held.id for held in waiting])
         for held in waiting:
             self.give_back(held)
-        self._window.restart_claims()
+        self.restart_claims()
