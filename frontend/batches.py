@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.base.http_client import ask
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut, ScratchSpace
 from headrace.broker.batches.record import BatchRecord, Closing
@@ -222,7 +222,6 @@ def _json_answer(schema: str) -> dict[str, Any]:
 log = structlog.get_logger()
 
 CALL_S = 15.0
-MAX_STATUS_LINE = 8192
 SECRET_MARK = "whsec_"  # noqa: S105  # before a secret in base64, as Standard Webhooks has it
 
 
@@ -231,9 +230,8 @@ class BatchWebhook:
 
     def __init__(self, url: str, secret: str = "", *, wall: Callable[[], float] = time.time) -> None:
         """`secret` signs the events; empty: they are not signed. Raises ValueError for a secret that is none."""
-        self._parts = urlsplit(url)
-        self._port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
+        self._url = url
+        self._tls = ssl.create_default_context() if url.lower().startswith("https:") else None
         self._key = key_of(secret)
         self._wall = wall
 
@@ -251,36 +249,12 @@ class BatchWebhook:
         return 200 <= status < 300
 
     async def _post(self, event_id: str, body: bytes) -> int:
-        host = self._parts.hostname or ""
-        server_name = host if self._tls is not None else None
-        reader, writer = await asyncio.open_connection(
-            host, self._port, ssl=self._tls, server_hostname=server_name, limit=MAX_STATUS_LINE
-        )
-        try:
-            writer.write(self._head(event_id, body) + body)
-            await writer.drain()
-            line = await reader.readline()
-            return int(line.split(b" ", 2)[1]) if line.startswith(b"HTTP/1.") and line.count(b" ") else 0
-        finally:
-            writer.transport.abort()
-
-    def _head(self, event_id: str, body: bytes) -> bytes:
-        parts = self._parts
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         at = int(self._wall())
-        lines = [
-            f"POST {path} HTTP/1.1",
-            f"Host: {parts.netloc.rpartition('@')[2]}",
-            "User-Agent: headrace",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-            f"webhook-id: {event_id}",
-            f"webhook-timestamp: {at}",
-        ]
+        headers = {"Content-Type": "application/json", "webhook-id": event_id, "webhook-timestamp": str(at)}
         if self._key:
-            lines.append(f"webhook-signature: {signature(self._key, event_id, at, body)}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+            headers["webhook-signature"] = signature(self._key, event_id, at, body)
+        async with ask("POST", self._url, headers=headers, body=body, tls=self._tls) as answer:
+            return answer.status
 
 
 def event_of(record: BatchRecord) -> BatchEvent:

@@ -7,20 +7,19 @@ no cookies. So what changes something needs no token against cross-site requests
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.base.http_client import Answer, ask
 from headrace.broker.keys import KeyRecord, digest_of
 from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.auth.gate import PageGuard
@@ -82,12 +81,8 @@ def _opens(record: KeyRecord, digest: bytes, now: float) -> bool:
 
 MOST_BODY = 32 * 1024 * 1024
 ANSWER_S = 120.0  # for the head of an answer, and between two pieces of it
-_HEAD = 64 * 1024
-_PIECE = 64 * 1024
 _PASSED_ON = ("content-type", "x-request-id", "x-headrace-decision")
 JSON = "application/json"
-# A time-out is an OSError.
-_NO_ANSWER = (OSError, ValueError, LookupError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
 
 class NoFrontend(FrontendError, status=502, code="no_frontend", retriable=True):
@@ -122,60 +117,31 @@ class FrontendProxy:
                 raise BodyTooLarge(f"the body has more than {MOST_BODY} bytes")
         return await self._forward("POST", "/v1/chat/completions", request.headers, bytes(body))
 
-    async def _forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Response:
+    async def _forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Response:
         if not self.url:
             raise NoFrontend("this console knows no frontend: start it with --frontend URL")
-        address = urlsplit(self.url)
-        tls = ssl.create_default_context() if address.scheme == "https" else None
-        port = address.port or (443 if tls else 80)
-        writer = None
+        sent = {"X-Headrace-Explain": "1"}
+        if key := headers.get("authorization", ""):
+            sent["Authorization"] = key
+        if body is not None:
+            sent["Content-Type"] = JSON
+        stack = AsyncExitStack()
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_connection(address.hostname, port, ssl=tls, limit=_HEAD)
-                writer.write(_head(method, path, address.netloc, headers, len(body)) + body)
-                await writer.drain()
-                status, told = _parsed(await reader.readuntil(b"\r\n\r\n"))
-        except _NO_ANSWER as error:
-            if writer is not None:
-                writer.close()
-            raise NoFrontend(f"the frontend at {self.url} gave no answer: {type(error).__name__}: {error}") from None
-        passed = {name: told[name] for name in _PASSED_ON if name in told}
+                asking = ask(method, self.url + path, headers=sent, body=body, silent_s=ANSWER_S)
+                answer = await stack.enter_async_context(asking)
+        except (OSError, ValueError) as error:
+            why = error.__cause__ or error  # that of the system, where there was no connection
+            raise NoFrontend(f"the frontend at {self.url} gave no answer: {type(why).__name__}: {why}") from None
+        passed = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
         passed["cache-control"] = "no-store"
-        return StreamingResponse(_pieces(reader, writer), status_code=status, headers=passed)
+        return StreamingResponse(_pieces(stack, answer), status_code=answer.status, headers=passed)
 
 
-async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
-    try:
-        while True:
-            async with asyncio.timeout(ANSWER_S):
-                piece = await reader.read(_PIECE)
-            if not piece:
-                return
+async def _pieces(stack: AsyncExitStack, answer: Answer) -> AsyncIterator[bytes]:
+    async with stack:
+        async for piece in answer.pieces():
             yield piece
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError, TimeoutError):
-            await writer.wait_closed()
-
-
-def _head(method: str, path: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
-    """Return a request of HTTP/1.0: the answer ends with the connection, so that it is passed on as it comes."""
-    lines = [f"{method} {path} HTTP/1.0", f"Host: {host}", "X-Headrace-Explain: 1"]
-    if key := headers.get("authorization", ""):
-        lines.append(f"Authorization: {key}")
-    if method == "POST":
-        lines += [f"Content-Type: {JSON}", f"Content-Length: {length}"]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    headers = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip().lower()] = value.strip()
-    return int(first.split(" ", 2)[1]), headers
 
 
 POLICY = (

@@ -15,10 +15,8 @@ CommandError
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +26,7 @@ import msgspec
 import structlog
 
 from headrace.base.errors import CommandError
+from headrace.base.http_client import NoConnection, ask
 from headrace.broker.messages.members import WorkerMember
 from headrace.planner.plan import Plan
 
@@ -74,15 +73,13 @@ class NotScalable(KubernetesError):
 
 # Asks the Kubernetes API over HTTPS with the token of a service account, one request for each connection.
 #
-# Two verbs are enough, GET and PATCH, so the standard library's client does, in a thread. Tokens are read for each request,
-# because Kubernetes replaces them while the process runs. Nothing but HTTPS is spoken, and only to a server that the given CA
-# vouches for.
+# Tokens are read for each request, because Kubernetes replaces them while the process runs. Nothing but HTTPS is spoken, and
+# only to a server that the given CA vouches for.
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
 TIMEOUT_S = 10.0
 MOST_BYTES = 32 * 1024 * 1024
 MERGE = "application/merge-patch+json"
-_CHUNK = 64 * 1024
 _KINDS: dict[int, type[ApiRefused]] = {401: AccessDenied, 403: AccessDenied, 404: ObjectMissing, 409: ChangedMeanwhile}
 
 
@@ -91,7 +88,7 @@ class KubernetesApi:
 
     def __init__(self, host: str, port: int, *, account: Path = ACCOUNT, timeout_s: float = TIMEOUT_S) -> None:
         """`account`: the folder with `token`, `ca.crt` and `namespace`. Raises OSError for one that has none."""
-        self._host, self._port = host, port
+        self._url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         self._token_file = account / "token"
         self._tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
         self._timeout_s = timeout_s
@@ -111,48 +108,26 @@ class KubernetesApi:
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return an object or a list."""
-        return await asyncio.to_thread(self._ask, "GET", path, None)
+        return await self._ask("GET", path, None)
 
     async def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a change into an object and return it. With a `resourceVersion` only that version is changed."""
-        return await asyncio.to_thread(self._ask, "PATCH", path, msgspec.json.encode(change))
+        return await self._ask("PATCH", path, msgspec.json.encode(change))
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         headers = {"Accept": "application/json", "Authorization": f"Bearer {self._token_file.read_text().strip()}"}
         if body is not None:
             headers["Content-Type"] = MERGE
-        until_s = time.monotonic() + self._timeout_s
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+        asking = ask(method, self._url + path, headers=headers, body=body, tls=self._tls, connect_s=self._timeout_s)
         try:
-            try:
-                connection.connect()
-            except OSError as error:
-                raise ApiUnreachable(f"{self._host}:{self._port} cannot be reached: {error}") from error
-            try:
-                connection.request(method, path, body, headers)
-                with connection.getresponse() as answer:
-                    data = _read(answer, until_s)
-            except (OSError, http.client.HTTPException) as error:
-                kind = ApiUnreachable if body is None else OutcomeUnknown
-                raise kind(f"{method} {path} had no answer: {type(error).__name__} {error}") from error
-        finally:
-            connection.close()
-        return _answer(method, path, answer.status, data)
-
-
-def _read(answer: http.client.HTTPResponse, until_s: float) -> bytes:
-    """Read a body of bounded size in bounded time. Raises OSError and HTTPException."""
-    parts, size = [], 0
-    while part := answer.read1(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
-            raise OSError(f"more than {MOST_BYTES} bytes")
-        if time.monotonic() > until_s:
-            raise TimeoutError("timed out")
-    if answer.length:  # of what the headers promised
-        raise http.client.IncompleteRead(b"".join(parts), answer.length)
-    return b"".join(parts)
+            async with asyncio.timeout(2 * self._timeout_s), asking as answer:
+                status, data = answer.status, await answer.body(MOST_BYTES)
+        except NoConnection as error:
+            raise ApiUnreachable(f"{self._url} cannot be reached: {error}") from error
+        except OSError as error:
+            kind = ApiUnreachable if body is None else OutcomeUnknown
+            raise kind(f"{method} {path} had no answer: {type(error).__name__} {error}") from error
+        return _answer(method, path, status, data)
 
 
 def _answer(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from headrace.base.errors import SettingsError
+from headrace.base.http_client import ask
 from headrace.config.settings import Settings
 from headrace.config.values import without_secrets_of_others
 from headrace.frontend.auth.caller import is_loopback
@@ -32,6 +33,7 @@ from headrace.up.worker_plan import plan_worker, plan_workers, worker_python
 _QUIET_PORTS = range(20_000, 32_768)
 _TRIES = 20
 
+_MOST_BYTES = 1 << 20  # of an answer
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -84,17 +86,10 @@ async def get(host: str, port: int, path: str, *, tls: bool = False, timeout_s: 
     With `tls` no certificate is checked: this asks the own frontend on the own machine, and sends nothing secret.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(reachable_host(host), port, ssl=_unchecked() if tls else None)
-            try:
-                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-        return int(head.split(b" ", 2)[1]), body
-    except (OSError, TimeoutError, IndexError, ValueError):
+        asking = ask("GET", base_url(host, port, tls=tls) + path, tls=_unchecked() if tls else None)
+        async with asyncio.timeout(timeout_s), asking as answer:
+            return answer.status, await answer.body(_MOST_BYTES)
+    except (OSError, ValueError):
         return 0, b""
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-import httptools
-
+from headrace.base.http_client import Answer, NoConnection, ask
 from headrace.tools.chaos.ledger import AnswerChecker, Ended, Ledger, LedgerEntry, Outcome, divergence
 from headrace.tools.chaos.questions import DEADLINE_S, ApiQuestion, Question
 
 # Sends one POST per HTTP/1.1 connection and reports how the exchange ended: complete, cut, or never begun.
 
-_READ_BYTES = 65536
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -29,70 +27,31 @@ class Cut(Exception):
 
 
 class Response:
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self._reader = reader
-        self._parts: list[bytes] = []
-        self._head = False
-        self._whole = False
-        self._parser = httptools.HttpResponseParser(self)
-
-    # callbacks of httptools ----------------------------------------------------------------------------------------------
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        self._head = True
-
-    def on_body(self, part: bytes) -> None:
-        self._parts.append(part)
-
-    def on_message_complete(self) -> None:
-        self._whole = True
-
-    # reading -------------------------------------------------------------------------------------------------------------
-    async def read_head(self) -> None:
-        """Read until the head is complete. Raises Cut."""
-        while not self._head:
-            await self._feed()
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the pieces of the body as they arrive. Raises Cut."""
-        while True:
-            parts, self._parts = self._parts, []
-            for part in parts:
-                yield part
-            if self._whole and not self._parts:
-                return
-            await self._feed()
+    def __init__(self, answer: Answer) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._answer = answer
 
     async def body(self) -> bytes:
         """Return the whole body. Raises Cut."""
-        return b"".join([part async for part in self.parts()])
+        return b"".join([part async for part in self._parts()])
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the data of each server-sent event. Raises Cut."""
         rest = b""
-        async for part in self.parts():
+        async for part in self._parts():
             *events, rest = (rest + part).split(b"\n\n")
             for event in events:
                 for line in event.split(b"\n"):
                     if line.startswith(b"data: "):
                         yield line[6:]
 
-    async def _feed(self) -> None:
+    async def _parts(self) -> AsyncIterator[bytes]:
         try:
-            data = await self._reader.read(_READ_BYTES)
+            async for part in self._answer.pieces():
+                yield part
         except OSError as error:
-            raise Cut(str(error) or type(error).__name__, began=self._head) from None
-        if not data:
-            raise Cut("the connection was closed", began=self._head)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise Cut(f"not HTTP: {error}", began=self._head) from None
+            raise Cut(str(error) or type(error).__name__, began=True) from None
 
 
 @asynccontextmanager
@@ -101,26 +60,25 @@ async def post(
 ) -> AsyncIterator[Response]:
     """Send the request and read the head of the response before the block begins.
 
-    Leaving the block closes the connection, also before the response is complete. Raises Cut, and OSError or TimeoutError if
-    no process listens.
+    Leaving the block closes the connection, also before the response is complete. Raises Cut, and OSError if no process
+    listens.
     """
-    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(host, port)
-    try:
-        data = json.dumps(body).encode()
-        head = [
-            f"POST {path} HTTP/1.1",
-            f"Host: {host}:{port}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(data)}",
-        ]
-        head += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        writer.write("\r\n".join([*head, "Connection: close", "", ""]).encode() + data)
-        response = Response(reader)
-        await response.read_head()
-        yield response
-    finally:
-        writer.transport.abort()
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    async with AsyncExitStack() as stack:
+        try:
+            asking = ask(
+                "POST",
+                f"http://{host}:{port}{path}",
+                headers=sent,
+                body=json.dumps(body).encode(),
+                connect_s=_CONNECT_TIMEOUT_S,
+            )
+            answer = await stack.enter_async_context(asking)
+        except NoConnection:
+            raise
+        except OSError as error:
+            raise Cut(str(error) or type(error).__name__, began=False) from None
+        yield Response(answer)
 
 
 # Relays the connections between a process and the NATS server over a link that can be cut or slowed down.

@@ -105,9 +105,9 @@ async def test_a_packed_body_is_refused_and_never_unpacked() -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "before its answer was complete"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "before its answer was complete"),
-        (b"HTTP/1.1 200", "before its answer was complete"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "without sending complete message body"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "without sending complete message body"),
+        (b"HTTP/1.1 200", "without sending a response"),
         (b"SSH-2.0-OpenSSH_9\r\n", "not HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "not HTTP|status 101|before"),
         (answer(status="404 Not Found"), "answers with status 404"),
@@ -122,11 +122,14 @@ async def test_answers_of_no_use_are_errors_that_say_why(raw: bytes, why: str) -
         await fetch(raw)
 
 
-async def test_headers_without_end_are_given_up() -> None:
+@pytest.mark.parametrize(
+    ("first", "more"), [(b"HTTP/1.1 200 OK\r\na: ", b"b" * 16384), (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 600)]
+)
+async def test_headers_without_end_are_given_up(first: bytes, more: bytes) -> None:
     async def flood(path: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\na: ")
+        writer.write(first)
         while True:
-            writer.write(b"b" * 16384)
+            writer.write(more)
             await writer.drain()
 
     with pytest.raises(FetchFailed, match="headers do not end"):

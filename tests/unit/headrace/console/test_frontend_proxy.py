@@ -70,7 +70,7 @@ async def test_a_chat_is_passed_on_with_its_key_and_its_answer_with_what_the_rou
     assert told.headers["x-headrace-decision"] == "{}"
     assert "set-cookie" not in told.headers
     head, body = seen
-    assert head.startswith(b"POST /v1/chat/completions HTTP/1.0\r\n")
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
     assert b"Authorization: Bearer k\r\n" in head
     assert b"ookie" not in head
     assert body == b"{}"

@@ -103,7 +103,7 @@ async def test_an_answer_that_does_not_come_leaves_the_outcome_of_a_change_unkno
 ) -> None:
     release = threading.Event()
     cluster.before_answer = lambda _verb, _path: (release.wait(30), None)[1]
-    api = KubernetesApi("127.0.0.1", port, account=tmp_path, timeout_s=0.3)
+    api = KubernetesApi("127.0.0.1", port, account=tmp_path, timeout_s=1.0)
     change = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 5}}
     asked = api.get(SCALE) if verb == "GET" else api.patch(SCALE, change)
     try:
