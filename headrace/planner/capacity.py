@@ -12,15 +12,16 @@ the load needs, and the plan says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, exp, isfinite
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from headrace.planner.memory import Learner
 from headrace.planner.observe import ROLES, StepSight, WorkerSight
 
 # Learns what an engine step costs, from load reports: prefill by tokens, decode by sequences and by their context.
@@ -53,8 +54,10 @@ def _vector(speed: Speed) -> Any:
     return np.array([speed.base_s, speed.prefill_s, speed.decode_s, speed.context_s], dtype=float)
 
 
-class SpeedCurve:
+class SpeedCurve(Learner):
     """The curve of one (model, pool, role)."""
+
+    KEPT = {"_gram": list[list[float]], "_right": list[float], "samples": Annotated[int, msgspec.Meta(ge=0)]}
 
     def __init__(self, seed: Speed | None = None, *, fading: float = FADING) -> None:
         """`seed`: what a profile has measured; without one the curve is not `known` before it has seen enough.
@@ -101,18 +104,6 @@ class SpeedCurve:
                 found[i] = max(0.0 if i == 3 else 1e-4, rest / gram[i, i])
         base_s, prefill_s, decode_s, context_s = (float(value) for value in found * self._seed)
         return Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=context_s)
-
-    def dump(self) -> dict[str, object]:
-        return {"gram": self._gram.ravel().tolist(), "right": self._right.tolist(), "samples": self.samples}
-
-    def load(self, gram: Sequence[float], right: Sequence[float], samples: int) -> bool:
-        """Restore a stored curve. Returns False if it is malformed."""
-        if len(gram) != 16 or len(right) != 4 or not all(map(isfinite, (*gram, *right))):
-            return False
-        self._gram = np.array(gram, dtype=float).reshape(4, 4)
-        self._right = np.array(right, dtype=float)
-        self.samples = max(0, int(samples))
-        return True
 
 
 FULL = 0.95  # of its capacity that a worker is planned to be used, whatever the targets are
@@ -222,8 +213,10 @@ LOST_AFTER = 3.0  # start-up times: a start that shows nothing for so long has f
 LEAST_LOST_S = 30.0
 
 
-class StartUps:
+class StartUps(Learner):
     """Start-ups of the workers of a pool. Times are Unix seconds."""
+
+    KEPT = {"_took": list[float], "_asked": list[tuple[float, str]], "_known": set[str] | None}
 
     def __init__(self, *, first_s: float) -> None:
         """`first_s`: assumed while no start-up was seen."""
@@ -264,18 +257,6 @@ class StartUps:
         kept = [one for one in self._asked if at - one[0] <= patience_s]
         self.lost += len(self._asked) - len(kept)
         self._asked = kept
-
-    def dump(self) -> dict[str, object]:
-        return {
-            "took": list(self._took),
-            "asked": [list(one) for one in self._asked],
-            "known": sorted(self._known) if self._known is not None else None,
-        }
-
-    def load(self, took: Iterable[float], asked: Iterable[Sequence[object]], known: Iterable[str] | None) -> None:
-        self._took.extend(float(one) for one in took)
-        self._asked = [(float(str(one[0])), str(one[1])) for one in asked]
-        self._known = set(known) if known is not None else None
 
 
 # Fits a profile to engine steps: the seconds of a step by role, from load reports, and how well they fit.

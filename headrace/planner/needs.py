@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil, exp, isnan, nan
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from headrace.planner.capacity import FULL, Capacity, Shape, Targets, workers_for
 from headrace.planner.forecast import Forecast
+from headrace.planner.memory import Learner
 from headrace.planner.observe import Observation, OutcomeSight
 from headrace.planner.plan import Reason
 
@@ -46,7 +47,7 @@ def batch_workers(backlog: Iterable[tuple[float, int]], *, per_s: float, start_s
 LEAST_WATCHED = 0.5  # of a step: less is no measurement
 
 
-class DemandSeries:
+class DemandSeries(Learner):
     """Arrivals per second, step by step, the oldest first. Times are Unix seconds."""
 
     def __init__(self, *, step_s: float, keep_s: float) -> None:
@@ -102,19 +103,19 @@ class DemandSeries:
     def known(self, steps: int) -> list[float]:
         return [value for value in list(self.values)[-steps:] if value is not None]
 
-    def dump(self) -> dict[str, object]:
+    def dump(self) -> dict[str, Any]:
         """Return the closed steps as they are stored. The open one is watched anew after a restart."""
         values = np.array([nan if value is None else value for value in self.values], dtype="<f4")
         return {"step_s": self.step_s, "open_s": self._open_s, "values": values.tobytes()}
 
-    def load(self, step_s: float, open_s: float | None, values: bytes) -> bool:
-        """Take a stored series over. Returns False for one of other steps, which says nothing here. Raises ValueError."""
-        if step_s != self.step_s or open_s is None or not isinstance(values, bytes):
-            return False
-        self.values.extend(None if isnan(value) else value for value in np.frombuffer(values, dtype="<f4").tolist())
-        self._open_s = open_s
-        self.first_s = open_s - len(self.values) * step_s
-        return True
+    def load(self, stored: Mapping[str, Any]) -> None:
+        """Take a stored series over, unless its steps are others: then it says nothing here."""
+        if stored["step_s"] != self.step_s or stored["open_s"] is None:
+            return
+        values = np.frombuffer(stored["values"], dtype="<f4").tolist()
+        self.values.extend(None if isnan(value) else value for value in values)
+        self._open_s = float(stored["open_s"])
+        self.first_s = self._open_s - len(self.values) * self.step_s
 
 
 KEPT = 500
@@ -122,8 +123,10 @@ FIRST_OUTPUT = 256.0  # tokens, while no answer has ended
 LONG = 0.95
 
 
-class RecentRequests:
+class RecentRequests(Learner):
     """The last requests of a pool, whatever they were: `shape` is None before the first."""
+
+    KEPT = {"_lengths": list[tuple[int, int]], "_outputs": list[int]}
 
     def __init__(self) -> None:
         self._lengths: deque[tuple[int, int]] = deque(maxlen=KEPT)
@@ -156,13 +159,6 @@ class RecentRequests:
         waits = sorted(wait for at, wait in self._waits if at >= since_s)
         return waits[min(len(waits) - 1, int(share * len(waits)))] if len(waits) >= 10 else None
 
-    def dump(self) -> dict[str, object]:
-        return {"lengths": [list(one) for one in self._lengths], "outputs": list(self._outputs)}
-
-    def load(self, lengths: Iterable[Sequence[int]], outputs: Iterable[int]) -> None:
-        self._lengths.extend((int(one[0]), int(one[1])) for one in lengths)
-        self._outputs.extend(int(one) for one in outputs)
-
 
 # Moves the quantile of the forecast that workers are planned for by how many requests really miss their targets.
 #
@@ -178,8 +174,10 @@ LOWEST, HIGHEST = 0.5, 0.98  # below the median it would be no headroom
 SHOWN = 0.001  # a smaller change is none
 
 
-class LiveConfidence:
+class LiveConfidence(Learner):
     """The quantile of one pool."""
+
+    KEPT = {"value": float}
 
     def __init__(self, first: float, targets: Targets, *, moves: bool) -> None:
         """`first`: the quantile at the beginning, and for ever unless it `moves`."""
@@ -204,7 +202,8 @@ class LiveConfidence:
         self.value = self._exact
         return True
 
-    def load(self, value: float) -> None:
+    def load(self, stored: Mapping[str, Any]) -> None:
+        value = float(stored["value"])
         if self._moves and LOWEST <= value <= HIGHEST:
             self.value = self._exact = value
 
@@ -234,8 +233,14 @@ HOUR_S = 3600.0
 HELD_START_UPS = 2.0
 
 
-class Rehearsal:
+class Rehearsal(Learner):
     """A pool without forecasts, as a flow: its workers follow the load a start-up late. Times are seconds of its own."""
+
+    KEPT = {
+        **dict.fromkeys(("late", "_queue", "_up_s", "_now_s"), float),
+        "workers": Annotated[int, msgspec.Meta(ge=1)],
+        "_starting": list[float],
+    }
 
     def __init__(self) -> None:
         self.workers = 1
@@ -264,19 +269,17 @@ class Rehearsal:
         if began and self._queue > self.workers * capacity.per_s * capacity.slack_s:
             self.late += arrived
 
-    def dump(self) -> dict[str, object]:
-        flow = [self.workers, self._queue, self._up_s, self._now_s]
-        return {"late": self.late, "flow": flow, "starting": list(self._starting)}
 
-    def load(self, late: float, flow: Sequence[float], starting: Iterable[float]) -> None:
-        """Take a stored one over. Raises ValueError for what is none."""
-        workers, self._queue, self._up_s, self._now_s = (float(one) for one in flow)
-        self.late, self.workers = float(late), max(1, int(workers))
-        self._starting = deque(float(one) for one in starting)
-
-
-class PeakKeeper:
+class PeakKeeper(Learner):
     """The decision of one pool. All counts fade within a day."""
+
+    KEPT = {
+        **dict.fromkeys(("_arrived", "_ended", "_late", "_hour_s"), float),
+        "keeping": bool,
+        "_peaks": Annotated[list[float], msgspec.Meta(min_length=1)],
+        "_recent": list[float],
+        "_rehearsal": None,
+    }
 
     def __init__(self, targets: Targets, *, season_s: float) -> None:
         """`season_s`: the day in which counts fade."""
@@ -326,34 +329,6 @@ class PeakKeeper:
         rehearsed = self._rehearsal.late / max(self._arrived, LEAST_REQUESTS) / (REHEARSED_LIMIT * miss)
         worst = max(late / LATE_LIMIT, min(late, rehearsed))
         self.keeping = worst > (END if self.keeping else 1.0)
-
-    def dump(self) -> dict[str, object]:
-        return {
-            "keeping": self.keeping,
-            "peaks": list(self._peaks),
-            "recent": list(self._recent),
-            "counts": [self._arrived, self._ended, self._late, self._hour_s],
-            "rehearsal": self._rehearsal.dump(),
-        }
-
-    def load(
-        self,
-        *,
-        keeping: bool,
-        peaks: Sequence[float],
-        recent: Iterable[float],
-        counts: Sequence[float],
-        rehearsal: Mapping[str, Any],
-    ) -> None:
-        """Take stored ones over. Raises ValueError for what is none."""
-        if not peaks:
-            raise ValueError("no peak is stored")
-        self._arrived, self._ended, self._late, self._hour_s = (float(one) for one in counts)
-        self._rehearsal.load(**rehearsal)
-        self._recent.extend(float(one) for one in recent)
-        self._peaks.clear()
-        self._peaks.extend(float(one) for one in peaks)
-        self.keeping = bool(keeping)
 
 
 HARDLY_ANY = 1.0  # request that is expected within the horizon: with less a pool without workers stays so
@@ -423,8 +398,10 @@ LEAST_WINDOW_S = 30.0
 HYSTERESIS_KEPT = 4000
 
 
-class Hysteresis:
+class Hysteresis(Learner):
     """The history of one role. Times are Unix seconds."""
+
+    KEPT = {"_needs": list[tuple[float, int]], "up_s": float | None, "down_s": float | None}
 
     def __init__(self, *, window_s: float) -> None:
         """`window_s`: for so long fewer must have been enough."""
@@ -450,10 +427,3 @@ class Hysteresis:
             self.up_s = at
         elif change < 0:
             self.down_s = at
-
-    def dump(self) -> dict[str, object]:
-        return {"needs": [list(one) for one in self._needs], "up_s": self.up_s, "down_s": self.down_s}
-
-    def load(self, needs: list[list[float]], up_s: float | None, down_s: float | None) -> None:
-        self._needs.extend((float(at), int(need)) for at, need in needs)
-        self.up_s, self.down_s = up_s, down_s

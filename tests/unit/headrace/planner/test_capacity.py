@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,9 +181,11 @@ def test_a_stored_curve_is_the_same_and_a_broken_one_is_refused() -> None:
     learn(curve, TRUTH, 100)
     stored = curve.dump()
     again = SpeedCurve()
-    assert again.load(stored["gram"], stored["right"], stored["samples"])  # type: ignore[arg-type]
+    again.load(stored)
     assert again.speed() == curve.speed()
-    assert not again.load([1.0], [1.0], 3)
+    for broken in ({"_right": [1.0]}, {"_gram": [[float("nan")] * 4] * 4}, {"samples": -1}, {"samples": "x"}):
+        with pytest.raises((ValueError, msgspec.ValidationError)):
+            SpeedCurve().load({**stored, **broken})
 
 
 def test_a_start_is_under_way_until_its_worker_is_there_and_its_time_is_measured() -> None:
@@ -214,7 +217,7 @@ def test_a_worker_that_somebody_else_has_started_tells_its_own_time() -> None:
 
 def test_the_slow_ones_count() -> None:
     starts = StartUps(first_s=60)
-    starts.load([10.0] * 8 + [50.0, 90.0], [], None)
+    starts.load({"_took": [10.0] * 8 + [50.0, 90.0], "_asked": [], "_known": None})
     assert starts.p90_s == 50.0
 
 
@@ -222,7 +225,7 @@ def test_after_a_restart_a_start_is_still_under_way() -> None:
     starts, again = StartUps(first_s=60), StartUps(first_s=60)
     starts.see([worker("a")], at=0)
     starts.asked("decode", at=10)
-    again.load(**starts.dump())  # type: ignore[arg-type]
+    again.load(starts.dump())
     again.see([worker("a"), worker("d", "decode")], at=30)
     assert (again.under_way("decode"), again.p90_s) == (0, 20)
 
