@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.tools.chaos.client import NetworkProxy
+from headrace.tools.chaos.client import Cut, NetworkProxy, post
 
 QUIET_S = 0.1
 
@@ -88,3 +88,34 @@ async def test_nobody_behind_it_ends_the_connection() -> None:
         reader, writer = await connect(link)
         assert await reader.read() == b""
         await close(writer)
+
+
+SSE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11\r\ndata: one\n\ndata: \r\n5\r\ntwo\n\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "began", "events"), [(b"", False, []), (b"HTTP/1.1 2", False, []), (SSE, True, [b"one", b"two"])]
+)
+async def test_an_answer_that_is_cut_says_whether_it_had_begun(answer: bytes, began: bool, events: list[bytes]) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    seen: list[bytes] = []
+
+    async def ask(port: int) -> None:
+        async with post("127.0.0.1", port, "/", {}) as response:
+            async for event in response.events():
+                seen.append(event)  # noqa: PERF401  # what came before the cut counts
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        with pytest.raises(Cut) as cut:
+            await ask(server.sockets[0].getsockname()[1])
+    assert (cut.value.began, seen) == (began, events)
+
+
+async def test_a_request_that_reached_nobody_is_not_an_answer_that_was_cut() -> None:
+    with pytest.raises(OSError, match=r"Connect call failed"):
+        async with post("127.0.0.1", 9, "/", {}):
+            pass
