@@ -272,12 +272,13 @@ def _run(parsed: argparse.Namespace) -> int:
 def _complete() -> None:
     """Print the words that may come next for the shell that asks, by the variables of argcomplete, and end the process."""
     import argcomplete
+    from argcomplete.completers import ChoicesCompleter
 
     words = os.environ.get("COMP_LINE", "").split()[1:]
     parser = build_parser(next((word for word in words if not word.startswith("-")), None))
     for action in _options(parser):
         if values := _values(action):
-            completer = argcomplete.ChoicesCompleter(dict.fromkeys(values, ""))
+            completer = ChoicesCompleter(dict.fromkeys(values, ""))
             action.completer = completer  # type: ignore[attr-defined]  # argcomplete looks for it there
     argcomplete.autocomplete(parser)
 
