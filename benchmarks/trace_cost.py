@@ -14,11 +14,11 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.ingress.timeline import Journey, StoryBook
+from headrace.broker.ingress.timeline import RequestTimeline, Timelines
 from headrace.broker.jobs import Job
 from headrace.broker.messages.events import JobEvent
 from headrace.broker.models.cards import ModelCard
-from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.job_record import NO_READER, JobRecord
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.spans import SpanData
 from headrace.frontend.tracer import OtlpExporter, TracedApp, Tracer, encode
@@ -28,25 +28,16 @@ CARD = ModelCard(model="m", pool="p", context_length=4096, block_size=16, vocab_
 HEADERS = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"user-agent", b"x"), (b"accept", b"*/*")]
 
 
-class Reader:
-    """Takes what the judge gives."""
-
-    def take(self, row: Any) -> bool:
-        return True
-
-    def end(self, fault: Any) -> None:
-        return
-
-
 class Answered:
-    """Leftovers of a request in its scope: the fields of its log line and one journey."""
+    """Leftovers of a request in its scope: the fields of its log line and one timeline."""
 
     level = "met"
     model = "m"
     first_token_s = 0.1
+    attempts = 1
 
-    def __init__(self, journey: Journey) -> None:
-        self.journeys = [journey]
+    def __init__(self, timeline: RequestTimeline) -> None:
+        self.timelines = [timeline]
 
     def fields(self) -> dict[str, Any]:
         return {"model": "m", "tenant": "_", "class": "std", "prompt_tokens": 500, "completion_tokens": 100, "ttft_s": 0.1}
@@ -59,27 +50,24 @@ class ConvertOnly(OtlpExporter):
         return bool(encode(spans, self._version))
 
 
-def story(book: StoryBook, number: int) -> Answered:
-    """Return the story of a request that was placed, started, computed and answered."""
+def answered(book: Timelines, number: int) -> Answered:
+    """Return a request that was placed, started, computed and answered."""
     job = Job(id=f"r{number}", card=CARD, prompt_tokens=500, max_tokens=100)
-    record = JobRecord(job.id, "p", 1, Reader(), 0.0)
-    book.begin(job, record, time.time())
+    timeline = book.begin(job, JobRecord(job.id, "p", 1, NO_READER, 0.0), 0.0, time.time())
     for kind in ("placed", "started", "prefilled"):
-        book.on_event(JobEvent(kind, job.id, 1, "worker-1", 500, 100, by="router-1"))  # type: ignore[arg-type]
-    journey = Journey(record, 0.0, book)
-    journey.started(1, "worker-1", 0.0)
-    journey.ended(None)
-    return Answered(journey)
+        timeline.add(JobEvent(kind, job.id, 1, "worker-1", 500, 100, by="router-1"), 0.0)  # type: ignore[arg-type]
+    book.end(job.id, None, 1.0)
+    return Answered(timeline)
 
 
-async def cpu_s(app: Callable[[Scope, Receive, Send], Awaitable[None]], stories: Sequence[Answered]) -> float:
-    """Run one request per story, and return the CPU seconds of each on the average."""
+async def cpu_s(app: Callable[[Scope, Receive, Send], Awaitable[None]], requests: Sequence[Answered]) -> float:
+    """Run these requests, and return the CPU seconds of each on the average."""
     began = time.process_time()
-    for told in stories:
+    for request in requests:
         scope: Any = {"type": "http", "method": "POST", "headers": HEADERS, "headrace.request_id": "r"}
-        scope |= {"headrace.status": 200, "headrace.story": told}
+        scope |= {"headrace.status": 200, "headrace.summary": request}
         await app(scope, None, None)  # type: ignore[arg-type]
-    return (time.process_time() - began) / len(stories)
+    return (time.process_time() - began) / len(requests)
 
 
 async def inner(scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,8 +76,8 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def measure(requests: int) -> None:
     """Measure and print."""
-    book = StoryBook("i", ended=requests)
-    stories = [story(book, number) for number in range(requests)]
+    book = Timelines("i", ended=requests)
+    stories = [answered(book, number) for number in range(requests)]
     exporter = ConvertOnly("http://127.0.0.1:9/v1/traces")
     found: dict[str, list[float]] = {"not sampled": [], "sampled, on the request's path": [], "spans, afterwards": []}
     for _ in range(ROUNDS):

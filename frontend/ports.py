@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.durable.stored_jobs import Stretch
 from headrace.broker.ingress.response_store import StoredResponse
-from headrace.broker.ingress.timeline import Journey
+from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.broker.jobs import Job
 from headrace.broker.messages.control import Explanation
 from headrace.broker.messages.durable import JobResult, ResultResponse
@@ -56,11 +56,7 @@ class Models(Protocol):
 
 
 class JobAnswer(Protocol):
-    """The rows of one job (`headrace.broker.ingress.ingress.JobStream`)."""
-
-    @property
-    def journey(self) -> Journey | None:
-        """Return which workers had it and when, for the log; None where that is not followed."""
+    """The rows of one job, or of several."""
 
     async def rows(self) -> list[Row]:
         """Wait for at least one row, in order per choice; return none once the job has ended. Cancelling loses no row.
@@ -70,6 +66,13 @@ class JobAnswer(Protocol):
 
     def cancel(self) -> None:
         """Cancel the job. Idempotent; without effect once the job has ended."""
+
+
+class SubmittedAnswer(JobAnswer, Protocol):
+    """The rows of one job (`headrace.broker.ingress.stream.JobStream`)."""
+
+    @property
+    def timeline(self) -> RequestTimeline | None: ...
 
 
 class UnaryAnswer(JobAnswer, Protocol):
@@ -170,7 +173,7 @@ class JobPort(Protocol):
 
     @property
     def models(self) -> Models: ...
-    async def submit(self, job: Job, /) -> JobAnswer:
+    async def submit(self, job: Job, /) -> SubmittedAnswer:
         """Submit a job. Cancelling the wait withdraws it. Raises an AdmissionError."""
 
     async def cancel(self, name: str, tenant: str, /, *, timeout_s: float) -> bool:
@@ -180,7 +183,7 @@ class JobPort(Protocol):
         """Return True if this ingress is known to be dead, False also while that cannot be known."""
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """Return why a job with `explain` was placed on its worker. Unknown parts are left out and raise nothing."""
+        """Return why a job was placed on its worker. Unknown parts are left out and raise nothing."""
 
 
 class Results(Protocol):

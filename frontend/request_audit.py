@@ -1,4 +1,4 @@
-"""The audit stream: records of ended requests, with content if configured, redacted and written behind a bounded queue."""
+"""Records of ended requests: the summary that log line, spans and audit render, and the audit stream behind a bounded queue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.broker.codec import encode
+from headrace.broker.ingress.timeline import RequestTimeline
+from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Part, Row
 from headrace.broker.messages.operator import MOST_CONTENT, AuditRecord
 from headrace.frontend.errors import AuditUnusable
-from headrace.frontend.metrics import Metrics
+from headrace.frontend.metrics import Level, Metrics
+from headrace.frontend.ports import SubmittedAnswer
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
@@ -27,6 +30,86 @@ from headrace.jetstream.ports import Messaging
 from headrace.jetstream.provision import ensure_on_demand
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+
+DIGITS = 4
+
+
+class TokenCounts(Protocol):
+    """The tokens of a request over all its prompts and choices, as they are counted."""
+
+    completion: int
+
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def ended(self) -> bool: ...
+
+
+class RequestSummary:
+    """The timelines of a request's jobs, and what this frontend knows besides: log line, audit and spans render it.
+
+    It gathers references while the request runs. Its fields are made once, when it has ended and the first of them asks.
+    """
+
+    __slots__ = ("_counter", "_fields", "_jobs", "first_token_s", "level", "timelines")
+
+    def __init__(self, jobs: Sequence[Job], counter: TokenCounts) -> None:
+        self._jobs = jobs
+        self._counter = counter
+        self._fields: dict[str, Any] | None = None
+        self.timelines: list[RequestTimeline] = []  # of its jobs, as far as they were submitted
+        self.first_token_s: float | None = None  # since the request came
+        self.level: Level | None = None  # by the targets; None = not judged
+
+    @property
+    def model(self) -> str:
+        return self._jobs[0].card.model
+
+    def used(self) -> tuple[int, int]:
+        """Return the tokens of its prompts and answers, none of a request that was not answered."""
+        counter = self._counter
+        return (counter.prompt, counter.completion) if counter.completion or counter.ended else (0, 0)
+
+    def submitted(self, answers: Sequence[SubmittedAnswer]) -> None:
+        self.timelines = [answer.timeline for answer in answers if answer.timeline is not None]
+
+    @property
+    def attempts(self) -> int:
+        """The attempts of the job that had the most."""
+        return max((timeline.course().attempts for timeline in self.timelines), default=0)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields; those that are not known are left out."""
+        if self._fields is None:
+            self._fields = self._made()
+        return self._fields
+
+    def _made(self) -> dict[str, Any]:
+        jobs, counter = self._jobs, self._counter
+        job = jobs[0]
+        fields: dict[str, Any] = {"model": job.adapter or job.card.model, "tenant": job.tenant, "class": job.request_class}
+        if len(jobs) > 1:
+            fields["jobs"] = len(jobs)
+        fields["prompt_tokens"] = counter.prompt
+        if counter.ended:
+            fields["cached_tokens"] = counter.cached
+        fields["completion_tokens"] = counter.completion
+        if self.first_token_s is not None:
+            fields["ttft_s"] = round(self.first_token_s, DIGITS)
+        courses = [timeline.course() for timeline in self.timelines]
+        if not courses:
+            return fields
+        waits = [course.queue_s for course in courses if course.queue_s is not None]
+        if waits:
+            fields["queue_s"] = round(max(waits), DIGITS)
+        if workers := list(dict.fromkeys([worker for course in courses for worker in course.workers])):
+            fields["workers"], fields["attempts"] = workers, max([course.attempts for course in courses])
+        if reasons := dict.fromkeys([reason for course in courses for reason in course.finish_reasons]):
+            fields["finish_reason"] = ",".join(reasons)
+        return fields
+
 
 REDACTED = "[redacted]"
 MOST_KEPT = 4 * MOST_CONTENT  # characters that are looked through, so that what is redacted at the cut is redacted whole
@@ -305,7 +388,7 @@ class AuditedApp:
             await self._app(scope, receive, send)
         finally:
             caller = scope.get("headrace.caller")
-            story = scope.get("headrace.story")
+            summary: RequestSummary | None = scope.get("headrace.summary")
             self._notes.note(
                 Ended(
                     at=at,
@@ -317,7 +400,7 @@ class AuditedApp:
                     key=caller.key if caller is not None else "",
                     client_id=scope.get("headrace.client_request_id") or "",
                     code=scope.get("headrace.outcome") or "",
-                    fields=story.fields() if story is not None else {},
+                    fields=summary.fields() if summary is not None else {},
                     content=content,
                 )
             )

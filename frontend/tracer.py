@@ -21,10 +21,11 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.broker.ingress.timeline import Journey
+from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.frontend import spans as names
 from headrace.frontend.errors import TracingUnusable
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.request_audit import RequestSummary
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.spans import NS, SpanData, TraceContext, Value, new_context, new_span_id, read_context, spans_of_story
 
@@ -212,19 +213,6 @@ class Exporter(Protocol):
     async def close(self) -> None: ...
 
 
-class Story(Protocol):
-    level: Any
-    first_token_s: float | None
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def journeys(self) -> list[Journey]: ...
-
-    def fields(self) -> dict[str, Any]: ...
-
-
 class Begun(msgspec.Struct, frozen=True):
     """The trace of a request that runs. `span` is that of the request here."""
 
@@ -243,7 +231,7 @@ class _Ended(msgspec.Struct, frozen=True):
     due_s: float
     root: SpanData
     context: TraceContext
-    journeys: Sequence[Journey]
+    timelines: Sequence[RequestTimeline]
 
 
 class Tracer:
@@ -282,10 +270,10 @@ class Tracer:
 
     def end(self, trace: Begun, scope: Any, *, route: str, status: int, code: str | None) -> None:
         """End the trace of a request, and keep it if it was sampled or its end is worth it."""
-        story: Story | None = scope.get("headrace.story")
+        summary: RequestSummary | None = scope.get("headrace.summary")
         if trace.context.sampled:
             outcome = "sampled"
-        elif _went_wrong(status, code) or (story is not None and _remarkable(story)):
+        elif _went_wrong(status, code) or (summary is not None and _remarkable(summary)):
             outcome = "kept"
         else:
             self._outcomes["not_sampled"].inc()
@@ -294,18 +282,20 @@ class Tracer:
         if len(self._waiting) >= MOST_WAITING:
             self._outcomes["dropped"].inc()
             return
-        root = self._root(trace, scope, story, route=route, status=status, code=code)
+        root = self._root(trace, scope, summary, route=route, status=status, code=code)
         self._metrics.show_trace(
             root.trace,
             route=route,
             took_s=(root.end_ns - root.begin_ns) / NS,
-            model=story.model if story is not None else "",
-            first_token_s=story.first_token_s if story is not None else None,
+            model=summary.model if summary is not None else "",
+            first_token_s=summary.first_token_s if summary is not None else None,
         )
         due_s = asyncio.get_running_loop().time() + self._late_s
-        self._waiting.append(_Ended(due_s, root, trace.context, story.journeys if story is not None else ()))
+        self._waiting.append(_Ended(due_s, root, trace.context, summary.timelines if summary is not None else ()))
 
-    def _root(self, trace: Begun, scope: Any, story: Story | None, *, route: str, status: int, code: str | None) -> SpanData:
+    def _root(
+        self, trace: Begun, scope: Any, summary: RequestSummary | None, *, route: str, status: int, code: str | None
+    ) -> SpanData:
         about: dict[str, Value] = {
             names.OPERATION: names.operation(route),
             names.PROVIDER: "headrace",
@@ -319,14 +309,14 @@ class Tracer:
         if code is not None:
             about[names.ERROR_TYPE] = code
         model = ""
-        if story is not None:
-            fields = story.fields()
+        if summary is not None:
+            fields = summary.fields()
             model = str(fields.get("model", ""))
             about |= {attribute: fields[name] for name, attribute in _FIELDS.items() if name in fields}
             if "finish_reason" in fields:
                 about[names.FINISH_REASONS] = fields["finish_reason"].split(",")
-            if story.level is not None:
-                about[names.LEVEL] = story.level
+            if summary.level is not None:
+                about[names.LEVEL] = summary.level
         return SpanData(
             name=f"{names.operation(route)} {model}".rstrip(),
             trace=trace.context.trace,
@@ -364,9 +354,9 @@ class Tracer:
         spans: list[SpanData] = []
         for one in ended:
             spans.append(one.root)
-            for journey in one.journeys:
-                if journey.story is not None:
-                    spans += spans_of_story(journey.story, one.context, one.root.id, self._frontend)
+            for timeline in one.timelines:
+                if timeline.story is not None:
+                    spans += spans_of_story(timeline.story, one.context, one.root.id, self._frontend)
         taken = await self._exporter.export(spans)
         self._outcomes["exported" if taken else "failed"].inc(len(ended))
         now_s = asyncio.get_running_loop().time()
@@ -392,8 +382,8 @@ def _went_wrong(status: int, code: str | None) -> bool:
     return status >= 500 or (code is not None and code != CLIENT_GONE and (status < 400 or status == TOO_MANY_REQUESTS))
 
 
-def _remarkable(story: Story) -> bool:
-    return story.level not in (None, "met") or any(journey.attempts > 1 for journey in story.journeys)
+def _remarkable(summary: RequestSummary) -> bool:
+    return summary.level not in (None, "met") or summary.attempts > 1
 
 
 # Wraps the application of a generating route so that its requests are traced.

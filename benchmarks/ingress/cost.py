@@ -87,7 +87,7 @@ class Models:
 class Answer:
     """Hands out `batch` rows per read."""
 
-    journey = None
+    timeline = None
 
     def __init__(self, tokens: int, batch: int) -> None:
         rows = [Row("x", 1, 1, 0, i, [i], [" word"]) for i in range(tokens - 1)]

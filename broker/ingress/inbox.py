@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, decode_ingress_control, encode, log_ids
-from headrace.broker.dead_letters import note_failure, store_dead_letter
+from headrace.broker.codec import decode, decode_ingress_control
+from headrace.broker.dead_letters import note_failure
 from headrace.broker.errors import WireError
-from headrace.broker.ingress.cancellation import Canceller, OpenJobs
-from headrace.broker.ingress.timeline import Decisions, StoryBook
+from headrace.broker.ingress.requests import JudgeOutbox, RequestOwner
+from headrace.broker.ingress.timeline import Timelines
 from headrace.broker.membership.members import Members, drained_key
 from headrace.broker.messages.control import (
-    Abort,
-    Answers,
     CancelJob,
     Carrying,
     Check,
@@ -26,85 +24,22 @@ from headrace.broker.messages.control import (
     HistoryEntry,
     IngressControl,
     Refuse,
-    RunRef,
-    RunVerdict,
-    Since,
-    SinceItem,
     Stories,
     Suspicion,
     SuspicionQuery,
     TellStories,
 )
-from headrace.broker.messages.durable import DeadLetter
 from headrace.broker.messages.events import JobEvents
 from headrace.broker.messages.frames import Frame
-from headrace.broker.messages.requests import Record
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
-from headrace.broker.protocol.quarantine import Crash, base_worker
-from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, SubjectError
+from headrace.broker.protocol.quarantine import base_worker
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects, WorkerSubject, said_by
 from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
-
-
-class JudgeOutbox:
-    """The judge's port. `flush` must follow every message that was fed to the judge."""
-
-    def __init__(
-        self, messaging: Messaging, subjects: Subjects, on_poison: Callable[[JobRecord, Sequence[Crash]], None]
-    ) -> None:
-        """`on_poison(record, crashes)` is called for a request that crashes its workers."""
-        self._messaging = messaging
-        self._subjects = subjects
-        self._on_poison = on_poison
-        self._answers: dict[str, list[RunVerdict]] = {}
-        self._aborts: dict[str, list[RunRef]] = {}
-        self._sinces: dict[str, dict[str, SinceItem]] = {}
-
-    def abort(self, worker: str, ref: RunRef) -> None:
-        metrics.FENCED.inc()
-        refs = self._aborts.setdefault(worker, [])
-        if ref not in refs:
-            refs.append(ref)
-
-    def since(self, worker: str, item: SinceItem) -> None:
-        """Collect a question for missing tokens. A later one for the same request replaces it."""
-        self._sinces.setdefault(worker, {})[item.id] = item
-
-    def answer(self, worker: str, verdict: RunVerdict) -> None:
-        self._answers.setdefault(worker, []).append(verdict)
-
-    def poisoned(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
-        self._on_poison(record, crashes)
-
-    def reply(self, subject: str, reply: Record) -> None:
-        """Send the messages collected so far, then `reply`, unless the question named no subject for it."""
-        self.flush()
-        if subject:
-            self._messaging.send(subject, encode(reply))
-
-    def flush(self) -> None:
-        # Each is taken out before it is sent: one that cannot be sent must not come again with every later message.
-        while self._answers:
-            worker, answers = self._answers.popitem()
-            self._send(worker, Answers(answers=answers))
-        while self._aborts:
-            worker, refs = self._aborts.popitem()
-            self._send(worker, Abort(runs=refs))
-        while self._sinces:
-            worker, items = self._sinces.popitem()
-            metrics.GAPS.labels("gap").inc(len(items))
-            self._send(worker, Since(items=list(items.values())))
-
-    def _send(self, worker: str, message: Record) -> None:
-        try:
-            self._messaging.send(self._subjects.control(worker), encode(message))
-        except (SubjectError, PayloadTooLarge) as error:
-            metrics.FAILED_MESSAGES.labels("verdict").inc()
-            log.error("verdict.not_sent", worker=worker[:80], error=str(error))
 
 
 Decide = Callable[[Collection[str]], None]
@@ -217,60 +152,23 @@ def _of_another_pool(judge: Judge, sender: WorkerSubject, ids: set[str]) -> str:
     return ""
 
 
-class PoisonLetters:
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        open_jobs: OpenJobs,
-        tasks: TaskScope,
-        *,
-        retry_s: float,
-        wall: Callable[[], float],
-    ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
-        self._open = open_jobs
-        self._tasks = tasks
-        self._retry_s = retry_s
-        self._wall = wall
-
-    def store(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
-        job = self._open.get(record.id)
-        if job is None or not self._tasks.is_open:
-            return
-        history = [HistoryEntry(crash.attempt, crash.worker, crash.group) for crash in crashes]
-        log.error(
-            "job.poisoned",
-            **log_ids(job),
-            crashes=len(crashes),
-            history=[[h.attempt, h.worker, h.group] for h in history],
-        )
-        letter = DeadLetter(envelope=job.envelope(), reason="poison", attempt=record.attempt, history=history, at=self._wall())
-        self._tasks.spawn(store_dead_letter(self._messaging, self._subjects, letter, retry_s=self._retry_s))
-
-
 class IngressInbox:
     def __init__(
         self,
         judge: Judge,
-        open_jobs: OpenJobs,
         outbox: JudgeOutbox,
+        owner: RequestOwner,
         claims: ClaimDecider,
-        canceller: Canceller,
-        decisions: Decisions,
-        stories: StoryBook,
+        timelines: Timelines,
+        carries: Callable[[str, str], bool],
     ) -> None:
+        """`carries(job, nonce)`: a job runner here has that delivery of a stored job."""
         self._judge = judge
-        self._open = open_jobs
         self._outbox = outbox
+        self._owner = owner
         self._claims = claims
-        self._canceller = canceller
-        self._decisions = decisions
-        self._stories = stories
-        self.carrying: Callable[[str, str], bool] = lambda _job, _nonce: (
-            False
-        )  # set by the carrier of stored jobs, if there is one
+        self._timelines = timelines
+        self._carries = carries
         self._loop = asyncio.get_running_loop()
 
     def on_named_frame(self, message: Message) -> None:
@@ -296,23 +194,21 @@ class IngressInbox:
         self._outbox.flush()
 
     def on_events(self, message: Message) -> None:
-        """Give the events of a pool to the judge and to the placement decisions that are waited for."""
+        """Give the events of a pool to the timelines and the judge."""
         try:
             events = decode(JobEvents, message.data).events
         except WireError as error:
             metrics.MALFORMED.labels("event").inc()
             log.error("event.malformed", error=str(error))
             return
+        now_s = self._loop.time()
         for event in events:
-            if not self._stories.on_event(event):
+            timeline = self._timelines.get(event.id)
+            if timeline is None:
                 continue  # it is about a request of another ingress, as most are where there are many
-            kind = event.kind
-            if kind == "placed":
-                self._decisions.on_event(event)
-            elif kind == "started":
+            timeline.add(event, now_s)
+            if event.kind == "started":
                 self._judge.on_event(event)
-                if (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
-                    job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
     def _refuse(self, kind: str, sender: WorkerSubject, why: str) -> None:
         metrics.FORGED.labels(kind).inc()
@@ -335,10 +231,10 @@ class IngressInbox:
         elif isinstance(control, Check):
             self._outbox.reply(message.reply, self._judge.on_check(control, self._loop.time()))
         elif isinstance(control, Carrying):
-            self._outbox.reply(message.reply, Done(ok=self.carrying(control.job, control.nonce)))
+            self._outbox.reply(message.reply, Done(ok=self._carries(control.job, control.nonce)))
         elif isinstance(control, TellStories):
-            self._outbox.reply(message.reply, Stories(stories=self._stories.tell(control.name)))
+            self._outbox.reply(message.reply, Stories(stories=self._timelines.tell(control.name)))
         elif isinstance(control, CancelJob):
-            self._outbox.reply(message.reply, Done(ok=self._canceller.withdraw(control.name, control.tenant) > 0))
+            self._outbox.reply(message.reply, Done(ok=self._owner.withdraw(control.name, control.tenant) > 0))
         else:
             self._outbox.reply(message.reply, self._judge.on_refuse(control))

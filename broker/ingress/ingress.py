@@ -7,28 +7,27 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from os import getpid
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge, never_started, unfinished
-from headrace.broker.ingress.cancellation import Canceller, OpenJob, OpenJobs
-from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox, JudgeOutbox, PoisonLetters
+from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
+from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox
+from headrace.broker.ingress.requests import JudgeOutbox, OpenRequest, OpenRequests, RequestOwner
 from headrace.broker.ingress.spill_store import SpillStore
 from headrace.broker.ingress.stream import JobStream, RowDispatcher
 from headrace.broker.ingress.submit import BrokerWait, Resubmitter, Submitter, WorkerWait
-from headrace.broker.ingress.timeline import Decisions, Journey, StoryBook
+from headrace.broker.ingress.timeline import Timelines, explain
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
-from headrace.broker.messages.control import Explanation, Since, SinceItem
+from headrace.broker.messages.control import Explanation
 from headrace.broker.messages.events import Refused
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.members import IngressMember
 from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
-from headrace.broker.protocol.quarantine import Crash
 from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.errors import JetStreamError
@@ -36,86 +35,6 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
-
-TICK_S = 0.25
-
-
-class IngressTimers:
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        judge: Judge,
-        open_jobs: OpenJobs,
-        canceller: Canceller,
-        *,
-        settings: IngressSettings,
-    ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
-        self._judge = judge
-        self._open = open_jobs
-        self._canceller = canceller
-        self._settings = settings
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = loop.time()
-            self._forget_ended()
-            self._end_overdue(now)
-            self._ask_pools(self._judge.silent(now, self._settings.timing.silence_s), cause="silence")
-            metrics.OPEN.set(len(self._judge))
-
-    async def on_reconnect(self) -> None:
-        self._ask_pools(list(self._judge), cause="reconnect")
-
-    def _forget_ended(self) -> None:
-        for job in self._open:
-            if self._judge.get(job.id) is None:
-                self._open.remove(job.id)
-
-    def _end_overdue(self, now_s: float) -> None:
-        for job in self._open:
-            paused_s = job.stream.paused_since_s
-            if now_s >= job.deadline_s:
-                fault = JobFault("deadline_exceeded", self._missed(job), retriable=True)
-                self._canceller.end(job.id, fault, cause="deadline")
-            elif paused_s is not None and now_s - paused_s > self._settings.slow_client_s:
-                fault = JobFault("slow_client", "the stream was not read in time")
-                self._canceller.end(job.id, fault, cause="slow_client")
-
-    def _missed(self, job: OpenJob) -> str:
-        envelope = job.envelope()
-        after_s = envelope.deadline - envelope.created
-        record = self._judge.get(job.id)
-        if record is None or (record.run is None and not record.held):
-            return never_started(after_s)
-        return unfinished(after_s, sum(len(ids) for ids in record.emitted))
-
-    def _ask_pools(self, records: list[JobRecord], *, cause: str) -> None:
-        """Ask all workers of each pool: a stream may be silent because another worker than the one known here has it."""
-        by_pool: dict[str, list[SinceItem]] = {}
-        for record in records:
-            by_pool.setdefault(record.pool, []).append(record.offsets())
-        for pool, items in by_pool.items():
-            metrics.GAPS.labels(cause).inc(len(items))
-            self._messaging.send(self._subjects.find(pool), encode(Since(items=items)))
-
-
-class _StreamEvents:
-    def __init__(self, judge: Judge, outbox: JudgeOutbox, canceller: Canceller) -> None:
-        self._judge = judge
-        self._outbox = outbox
-        self._canceller = canceller
-
-    def on_drained(self, request_id: str) -> None:
-        self._judge.resume_reading(request_id)
-        self._outbox.flush()
-
-    def on_cancelled(self, request_id: str) -> None:
-        self._canceller.end(request_id, JobFault("cancelled", "the request was cancelled"), cause="client")
 
 
 class Ingress:
@@ -145,35 +64,35 @@ class Ingress:
         self._started = asyncio.Event()
         self._draining = False
         self._on_lease_changes: list[Callable[[bool], None]] = []
+        self._carrying: Callable[[str, str], bool] | None = None
         self._tasks = TaskScope()
 
-        self._open = OpenJobs()
-        poison = PoisonLetters(messaging, subjects, self._open, self._tasks, retry_s=timing.retry_s, wall=wall)
-
-        def poisoned(record: JobRecord, crashes: Sequence[Crash]) -> None:
-            self._spills.keep(record.id)  # its dead letter can be run again
-            poison.store(record, crashes)
-
-        outbox = JudgeOutbox(messaging, subjects, poisoned)
-        self._judge = Judge(outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=timing.lease_ttl_s)
+        self._timelines = Timelines(self.id)
         sealed = self.settings.seals
         self._spills = SpillStore(messaging, subjects, self._members, self._tasks, ingress=self.id, sealed=sealed, wall=wall)
-        self._open.on_removed(self._spills.forget)
-        self._canceller = Canceller(messaging, subjects, self._judge, self._open, self._members, own=self.id)
+        self._requests = OpenRequests(self._timelines, self._spills)
+        outbox = JudgeOutbox(messaging, subjects, self._requests, self._tasks, retry_s=timing.retry_s, wall=wall)
+        self._judge = Judge(outbox)
+        self._owner = RequestOwner(
+            messaging,
+            subjects,
+            self._judge,
+            outbox,
+            self._requests,
+            self._members,
+            ingress=self.id,
+            settings=self.settings,
+        )
+        claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
+        self._inbox = IngressInbox(self._judge, outbox, self._owner, claims, self._timelines, self._carries)
         self._broker_wait = BrokerWait(self._away, longest_s=self.settings.broker_wait_s)
         self._submitter = Submitter(messaging, subjects, self.settings, health, wait=self._broker_wait)
-        self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._open, self._tasks, timing=timing, wall=wall)
-        self._timers = IngressTimers(messaging, subjects, self._judge, self._open, self._canceller, settings=self.settings)
+        self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._requests, self._tasks, timing=timing, wall=wall)
         self._worker_wait = WorkerWait(
-            messaging, self._members, self._judge, self._canceller, longest_s=self.settings.no_worker_wait_s
+            messaging, self._members, self._judge, self._owner, longest_s=self.settings.no_worker_wait_s
         )
-        self._decisions = Decisions(messaging, subjects)
-        claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
-        self._stories = StoryBook(self.id)
-        self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions, self._stories)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
-        self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
         key = self.settings.card_key
         self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace, signed_with=key)
         self._lease = LeaseKeeper(
@@ -186,7 +105,7 @@ class Ingress:
         )
 
     async def run(self) -> None:
-        self._messaging.on_reconnect(self._timers.on_reconnect)
+        self._messaging.on_reconnect(self._owner.on_reconnect)
         self._messaging.on_reconnect(self._on_reconnect)
         async with self._tasks:
             out, judge, named = self._subjects.out(self.id), self._subjects.judge(self.id), self._subjects.from_workers
@@ -198,7 +117,7 @@ class Ingress:
             self._tasks.spawn(self._lease.run())
             self._tasks.spawn(self._members.run())
             self._tasks.spawn(self.models.run())
-            self._tasks.spawn(self._timers.run())
+            self._tasks.spawn(self._owner.run())
             self._tasks.spawn(self._worker_wait.run())
             self._tasks.spawn(self._spills.run(lambda: self._lease.held))
             self._started.set()
@@ -226,7 +145,10 @@ class Ingress:
         self._on_lease_changes.append(callback)
 
     def on_carrying(self, carrying: Callable[[str, str], bool]) -> None:
-        self._inbox.carrying = carrying
+        self._carrying = carrying
+
+    def _carries(self, job: str, nonce: str) -> bool:
+        return self._carrying is not None and self._carrying(job, nonce)
 
     @property
     def lease_held(self) -> bool:
@@ -274,7 +196,7 @@ class Ingress:
         while len(self._judge) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         for record in self._judge:
-            self._canceller.end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
+            self._owner.end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
         await self._lease.release()
 
     async def judge_gone(self, ingress: str) -> bool:
@@ -284,7 +206,9 @@ class Ingress:
         return self._members.ingress_live(ingress)
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        return await self._decisions.explain(request_id, timeout_s=timeout_s)
+        """Return why a request was placed on its worker. Parts that are not known are left out; nothing is raised."""
+        timeline = self._timelines.get(request_id)
+        return await explain(timeline, request_id, self._messaging, self._subjects, timeout_s=timeout_s)
 
     async def submit(self, job: Job, *, resume: Resume | None = None, recorder: CrashRecorder | None = None) -> JobStream:
         """Queue a job durably and return its stream. With `resume` the stream goes on behind what that says was emitted.
@@ -325,29 +249,24 @@ class Ingress:
         stream = JobStream(
             job.id,
             limit=self.settings.max_rows,
-            events=self._stream_events,
+            owner=self._owner,
             dispatcher=self._dispatcher,
         )
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
         record.recorder = recorder
         if resume is not None:
             record.restore(resume)
-        stream.journey = Journey(record, now, self._stories)
-        self._stories.begin(job, record, wall)
-        if job.explain:
-            self._decisions.expect(job.id)
         self._judge.open(record)
-        self._open.add(
-            OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
+        stream.timeline = self._timelines.begin(job, record, now, wall)
+        self._requests.add(
+            OpenRequest(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
             stored = await self._submitter.publish(job, body, judge=self.id, resume=resume)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
-            self._stories.drop(job.id)
+            self._requests.drop(job.id)
             self._judge.close(job.id, None)
-            self._open.remove(job.id)
-            self._spills.forget(job.id)
             raise
         metrics.submitted(job.card.pool).inc()
         self._worker_wait.hold(job, stored, now)
@@ -367,7 +286,7 @@ class Ingress:
         Returns False if it is open nowhere. Raises BrokerUnavailable if some ingress could not be asked and no other one had
         the request.
         """
-        return await self._canceller.everywhere(name, tenant, timeout_s=timeout_s)
+        return await self._owner.cancel(name, tenant, timeout_s=timeout_s)
 
     def resubmit(self) -> None:
         self._resubmitter.resubmit()

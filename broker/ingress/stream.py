@@ -20,7 +20,7 @@ from headrace.broker.errors import (
     ResumeImpossible,
     SlowClient,
 )
-from headrace.broker.ingress.timeline import Journey
+from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.broker.messages.frames import JobFault, Row
 
 # Delivers rows to stream readers by callback, in batches per event-loop turn, instead of waking a task per row.
@@ -102,29 +102,32 @@ def fault_error(fault: JobFault) -> JobError:
     return JobFailed(fault.message)
 
 
-class StreamEvents(Protocol):
+class StreamOwner(Protocol):
     def on_drained(self, request_id: str) -> None:
         """Continue a stream that was paused: its reader has taken all rows."""
 
     def on_cancelled(self, request_id: str) -> None:
         """End a request that its reader has given up."""
 
+    def on_ended(self, request_id: str, fault: JobFault | None) -> None:
+        """Note the end of a request, which its reader may not have reached yet."""
+
 
 class JobStream:
     __slots__ = (
         "_dispatcher",
         "_ended",
-        "_events",
         "_fault",
         "_limit",
         "_loop",
+        "_owner",
         "_rows",
         "_sink",
         "_waiter",
         "delivered_s",
         "id",
-        "journey",
         "paused_since_s",
+        "timeline",
     )
 
     def __init__(
@@ -132,18 +135,18 @@ class JobStream:
         request_id: str,
         *,
         limit: int,
-        events: StreamEvents,
+        owner: StreamOwner,
         dispatcher: RowDispatcher,
     ) -> None:
         """`limit`: rows that wait for the reader before the stream is paused."""
         self.id = request_id
-        self.journey: Journey | None = None  # set by the ingress
+        self.timeline: RequestTimeline | None = None  # set by the ingress
         self.paused_since_s: float | None = None
         self.delivered_s = 0.0
         self._dispatcher = dispatcher
         self._sink: Callable[[list[Row]], bool] | None = None
         self._limit = limit
-        self._events = events
+        self._owner = owner
         self._rows: list[Row] = []
         self._ended = False
         self._fault: JobFault | None = None
@@ -176,8 +179,7 @@ class JobStream:
         """End the stream after the rows it has; `fault` is raised to the reader then."""
         self._ended = True
         self._fault = fault
-        if self.journey is not None:
-            self.journey.ended(fault)
+        self._owner.on_ended(self.id, fault)
         if self._sink is not None and self._rows:
             self._dispatcher.add(self, last=True)  # the rows are delivered before the end is
             return
@@ -249,7 +251,7 @@ class JobStream:
         rows, self._rows = self._rows, []
         if self.paused_since_s is not None:
             self.paused_since_s = None
-            self._events.on_drained(self.id)
+            self._owner.on_drained(self.id)
         return rows
 
     @property
@@ -263,4 +265,4 @@ class JobStream:
     def cancel(self) -> None:
         """Give the request up; its work stops wherever it is. May be called at any time, and twice."""
         if not self._ended:
-            self._events.on_cancelled(self.id)
+            self._owner.on_cancelled(self.id)

@@ -15,7 +15,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, job_headers, log_ids
 from headrace.broker.dead_letters import until_done
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge, WireError
-from headrace.broker.ingress.cancellation import Canceller, OpenJob, OpenJobs
+from headrace.broker.ingress.requests import OpenRequest, OpenRequests, RequestOwner
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
@@ -112,13 +112,13 @@ class _Wanted(NamedTuple):
 
 
 class WorkerWait:
-    def __init__(self, messaging: Messaging, members: Members, judge: Judge, canceller: Canceller, *, longest_s: float) -> None:
+    def __init__(self, messaging: Messaging, members: Members, judge: Judge, owner: RequestOwner, *, longest_s: float) -> None:
         """`longest_s`: how long a request may be held; it is never held beyond its deadline. 0: none may be."""
         self.longest_s = longest_s
         self._messaging = messaging
         self._members = members
         self._judge = judge
-        self._canceller = canceller
+        self._owner = owner
         self._held: dict[_Wanted, dict[str, _Held]] = {}
         self._leftovers: deque[_Held] = deque()  # bounded by the open requests of the ingress
         self._some = asyncio.Event()
@@ -204,7 +204,7 @@ class WorkerWait:
         name = wanted.adapter or wanted.model
         message = f"model {name!r} has no ready worker, and none came in {now_s - held.since_s:.1f} s"
         fault = JobFault("no_worker", message, retriable=True, retry_after_s=RETRY_AFTER_S)
-        self._canceller.end(held.id, fault, cause="no_worker")
+        self._owner.end(held.id, fault, cause="no_worker")
         self._leave(held, "no_worker")
 
     def _leave(self, held: _Held, outcome: Outcome) -> None:
@@ -348,7 +348,7 @@ class Resubmitter:
         messaging: Messaging,
         subjects: Subjects,
         judge: Judge,
-        open_jobs: OpenJobs,
+        requests: OpenRequests,
         tasks: TaskScope,
         *,
         timing: Timing,
@@ -357,7 +357,7 @@ class Resubmitter:
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
-        self._open = open_jobs
+        self._requests = requests
         self._tasks = tasks
         self._timing = timing
         self._wall = wall
@@ -386,11 +386,11 @@ class Resubmitter:
         if not self._tasks.is_open:
             return
         for record, attempt in self._judge.on_lapse():
-            job = self._open.get(record.id)
+            job = self._requests.get(record.id)
             if job is not None:
                 self._tasks.spawn(self._submit(job, attempt, sorted(record.history)))
 
-    async def _submit(self, job: OpenJob, attempt: int, history: list[HistoryEntry]) -> None:
+    async def _submit(self, job: OpenRequest, attempt: int, history: list[HistoryEntry]) -> None:
         log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
         metrics.RESUBMITTED.inc()
         envelope = job.envelope()

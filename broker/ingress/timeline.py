@@ -1,15 +1,14 @@
-"""Timelines of an ingress's requests, open ones and the last that ended, for `headrace trace`, `explain` and the request log.
+"""The timeline of a request: one record of what an ingress hears of it, from its submission to its end.
 
-They cost no message: job events reach every ingress, and the judge knows the end. An event of another ingress's request costs
-one look-up here, one of an own request an entry in a list. Nothing is stored: after a restart of the ingress only the records
-of placements are left.
+`headrace trace`, the console, spans, the log line and the audit record are renderings of it. It costs no message: job events
+reach every ingress, and the judge knows the end. An event of another ingress's request costs one look-up here, an event of an
+own request an entry in a list. Nothing is stored: after a restart of the ingress only the records of placements are left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import structlog
@@ -27,110 +26,108 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-ENDED = 4096  # stories of ended requests that are kept: some MB
+log = structlog.get_logger()
+
+ENDED = 4096  # ended requests that are kept, without their prompts and tokens: some MB
 LATE = 1024  # of them those whose events are still noted: workers send theirs in groups, the last ones after the end
 MOST_TEXT = 2000  # characters of an error
 
 
-class _Heard:
-    __slots__ = ("events", "lost", "submitted_s")
+class Course(NamedTuple):
+    """A request in short, for its log line. `queue_s` is None and `workers` empty where no start was heard of."""
 
-    def __init__(self, submitted_s: float) -> None:
-        self.submitted_s = submitted_s
-        self.events: list[StoryEvent] = []
-        self.lost = 0
-
-
-class _Open(NamedTuple):
-    job: Job
-    record: JobRecord
-    submitted: float
-    heard: _Heard
+    queue_s: float | None
+    workers: list[str]  # in the order of their attempts, each once
+    attempts: int  # the known ones
+    finish_reasons: list[str]  # each once
 
 
-class StoryBook:
-    """The timelines of one ingress."""
+class RequestTimeline:
+    """`story` is None until the request has ended; events that come late are added to it all the same."""
 
-    def __init__(self, ingress: str, *, ended: int = ENDED) -> None:
-        """Keep the last `ended` requests that have ended. Call from a running event loop, whose time counts."""
-        self._ingress = ingress
-        self._loop = asyncio.get_running_loop()
-        self._open: dict[str, _Open] = {}
-        self._heard: dict[str, _Heard] = {}
-        self._late: deque[str] = deque()
-        self._ended: deque[Story] = deque(maxlen=ended)
+    __slots__ = (
+        "_attempt",
+        "_events",
+        "_first_start_s",
+        "_lost",
+        "_open",
+        "_placed",
+        "_submitted_s",
+        "_wall",
+        "_worker",
+        "story",
+    )
 
-    def __len__(self) -> int:
-        return len(self._open)
+    def __init__(self, job: Job, record: JobRecord, submitted_s: float, wall: float) -> None:
+        """`submitted_s` is loop time, `wall` the same moment as Unix time."""
+        self.story: Story | None = None
+        self._open: tuple[Job, JobRecord] | None = (job, record)  # let go at the end: both are large
+        self._submitted_s = submitted_s
+        self._wall = wall
+        self._attempt = 1
+        self._worker: str | None = None
+        self._first_start_s: float | None = None
+        self._events: list[StoryEvent] = []
+        self._lost = 0
+        self._placed: asyncio.Future[StoryEvent] | None = None  # while a caller waits for it
 
-    def begin(self, job: Job, record: JobRecord, submitted: float) -> None:
-        heard = self._heard[job.id] = _Heard(self._loop.time())
-        self._open[job.id] = _Open(job, record, submitted, heard)
-
-    def drop(self, request_id: str) -> None:
-        if self._open.pop(request_id, None) is not None:
-            del self._heard[request_id]
-
-    def on_event(self, event: JobEvent) -> bool:
-        """Note an event of a request of this ingress. Returns False if it is none: it is open nowhere here."""
-        heard = self._heard.get(event.id)
-        if heard is None:
-            return False
-        if len(heard.events) >= MOST_EVENTS:
-            heard.lost += 1
-            return True
-        heard.events.append(
-            StoryEvent(
-                self._loop.time() - heard.submitted_s,
-                event.kind,
-                event.attempt,
-                event.worker,
-                event.tokens,
-                event.uncached,
-                event.by,
-                event.prefill,
-                event.rank,
-                event.fetch_ms,
-            )
+    def add(self, event: JobEvent, now_s: float) -> None:
+        events = self._events
+        if len(events) >= MOST_EVENTS:
+            self._lost += 1
+            return
+        heard = StoryEvent(
+            now_s - self._submitted_s,
+            event.kind,
+            event.attempt,
+            event.worker,
+            event.tokens,
+            event.uncached,
+            event.by,
+            event.prefill,
+            event.rank,
+            event.fetch_ms,
         )
-        return True
+        events.append(heard)
+        if self._first_start_s is None and event.kind == "started":
+            self._first_start_s = heard.after_s
+        if self._placed is not None and event.kind == "placed" and not self._placed.done():
+            self._placed.set_result(heard)
 
-    def end(self, request_id: str, fault: JobFault | None) -> Story | None:
-        """End the timeline of a request and return it, once. `fault`: the error that ended it, or None."""
-        story = self._open.pop(request_id, None)
-        if story is None:
+    def end(self, fault: JobFault | None, now_s: float, ingress: str) -> Story | None:
+        """End it with a fault or, None, an answer. Returns its story, None if it had ended before."""
+        if self._open is None:
             return None
-        told = self._told(story, self._loop.time() - story.heard.submitted_s, fault)
-        self._ended.append(told)
-        self._late.append(request_id)
-        if len(self._late) > LATE and (oldest := self._late.popleft()) not in self._open:
-            self._heard.pop(oldest, None)
-        return told
+        job, record = self._open
+        self._attempt, self._worker = record.attempt, record.worker
+        self.story = self._told(job, record, ingress, now_s - self._submitted_s, fault)
+        self._open = None
+        return self.story
 
-    def tell(self, name: str) -> list[Story]:
-        """Return the last timelines of requests with this id or client's name, oldest first. Scans all of them."""
-        still = [story for story in self._open.values() if name in (story.job.id, story.job.name)]
-        ended = [story for story in self._ended if name in (story.id, story.name)]
-        return [*ended, *(self._told(story, None, None) for story in still)][-MOST_STORIES:]
+    def so_far(self, name: str, ingress: str) -> Story | None:
+        """Return the story of an open request with this id or client's name, None if it is another or has ended."""
+        if self._open is None:
+            return None
+        job, record = self._open
+        return self._told(job, record, ingress, None, None) if name in (job.id, job.name) else None
 
-    def _told(self, story: _Open, ended_s: float | None, fault: JobFault | None) -> Story:
-        job, record = story.job, story.record
+    def _told(self, job: Job, record: JobRecord, ingress: str, ended_s: float | None, fault: JobFault | None) -> Story:
         return Story(
             id=job.id,
-            ingress=self._ingress,
+            ingress=ingress,
             pool=job.card.pool,
             model=job.card.model,
             tenant=job.tenant,
             request_class=job.request_class,
-            submitted=story.submitted,
+            submitted=self._wall,
             prompt_tokens=job.prompt_tokens,
             max_tokens=job.max_tokens,
             deadline_s=job.deadline_s,
             choices=job.choices,
             adapter=job.adapter,
             name=job.name,
-            events=story.heard.events if ended_s is not None else list(story.heard.events),  # those of an ended one still grow
-            lost_events=story.heard.lost,
+            events=list(self._events) if ended_s is None else self._events,  # those of an ended one still grow
+            lost_events=self._lost,
             answer_tokens=sum(map(len, record.emitted)),
             ended_s=ended_s,
             finish=_reasons(record),
@@ -138,126 +135,107 @@ class StoryBook:
             message=fault.message[:MOST_TEXT] if fault is not None else "",
         )
 
+    def course(self) -> Course:
+        if self._open is None:
+            attempt, worker, reasons = self._attempt, self._worker, self.story.finish if self.story is not None else []
+        else:
+            record = self._open[1]
+            attempt, worker, reasons = record.attempt, record.worker, _reasons(record)
+        starts = [(event.attempt, event.worker) for event in self._events if event.kind == "started"]
+        runs = sorted(starts if worker is None else [*starts, (attempt, worker)])  # the start of the last run may be unheard
+        workers = list(dict.fromkeys([name for _, name in runs]))
+        attempts = max(len(starts), len(workers), attempt % GENERATION if workers else 0)
+        if len(starts) == 1 == attempt:
+            attempts = 1
+        return Course(self._first_start_s, workers, attempts, reasons)
+
+    async def placed(self) -> StoryEvent:
+        """Wait until the request has been placed."""
+        for event in self._events:
+            if event.kind == "placed":
+                return event
+        if self._placed is None:
+            self._placed = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._placed)
+
 
 def _reasons(record: JobRecord) -> list[str]:
-    if record.choices == 1:
-        fin = record.finished[0]
-        return [fin.reason] if fin is not None and fin.fault is None else []
-    ends: Iterable[str] = (fin.reason for fin in record.finished if fin is not None and fin.fault is None)
-    return list(dict.fromkeys(ends))[:64]
+    ends: list[str] = [fin.reason for fin in record.finished if fin is not None and fin.fault is None]
+    return ends if len(ends) < 2 else list(dict.fromkeys(ends))
 
 
-class Journey:
-    """Collects what an ingress hears of one request anyway. Times are those of its event loop."""
+class Timelines:
+    """The timelines of one ingress: of its open requests, and of the last that ended."""
 
-    __slots__ = ("_book", "_over", "_record", "_runs", "_submitted_s", "queue_s", "story")
+    def __init__(self, ingress: str, *, ended: int = ENDED) -> None:
+        self._ingress = ingress
+        self._noted: dict[str, RequestTimeline] = {}  # open, or ended lately
+        self._late: deque[str] = deque()
+        self._ended: deque[Story] = deque(maxlen=ended)
 
-    def __init__(self, record: JobRecord, submitted_s: float, book: StoryBook | None = None) -> None:
-        self._book = book
-        self._record = record
-        self._submitted_s = submitted_s
-        self._over = False
-        self.story: Story | None = None  # once it has ended; events that come late are added to it
-        self._runs: list[tuple[int, str]] = []  # attempt, worker
-        self.queue_s: float | None = None  # from its submission to its first start in a worker; None = that was not heard
+    def begin(self, job: Job, record: JobRecord, submitted_s: float, wall: float) -> RequestTimeline:
+        timeline = self._noted[job.id] = RequestTimeline(job, record, submitted_s, wall)
+        return timeline
 
-    def started(self, attempt: int, worker: str, now_s: float) -> None:
-        if self.queue_s is None:
-            self.queue_s = now_s - self._submitted_s
-        self._runs.append((attempt, worker))
+    def drop(self, request_id: str) -> None:
+        self._noted.pop(request_id, None)
 
-    def ended(self, fault: JobFault | None) -> None:
-        """Note the end: a fault or, None, an answer. The first one counts."""
-        if self._over:
+    def get(self, request_id: str) -> RequestTimeline | None:
+        """Return the timeline of a request of this ingress that is open, or ended lately."""
+        return self._noted.get(request_id)
+
+    def end(self, request_id: str, fault: JobFault | None, now_s: float) -> None:
+        """End a timeline, and count how. The first end counts."""
+        timeline = self._noted.get(request_id)
+        story = timeline.end(fault, now_s, self._ingress) if timeline is not None else None
+        if story is None:
             return
-        self._over = True
         metrics.count_end(None if fault is None else fault.code)
-        if self._book is not None:
-            self.story = self._book.end(self._record.id, fault)
+        self._ended.append(story)
+        self._late.append(request_id)
+        if (
+            len(self._late) > LATE
+            and (oldest := self._noted.get(self._late.popleft())) is not None
+            and oldest.story is not None
+        ):
+            del self._noted[oldest.story.id]
 
-    @property
-    def workers(self) -> list[str]:
-        """The workers that had it, in the order of attempts, each once."""
-        record = self._record
-        if len(self._runs) == 1 and self._runs[0][1] == record.worker:
-            return [record.worker]
-        runs = [*self._runs, (record.attempt, record.worker)] if record.worker is not None else self._runs
-        return list(dict.fromkeys(worker for _, worker in sorted(runs)))
-
-    @property
-    def attempts(self) -> int:
-        """The number of known attempts; 0 = none."""
-        if len(self._runs) == 1 == self._record.attempt:
-            return 1
-        workers = len(self.workers)
-        return max(len(self._runs), workers, self._record.attempt % GENERATION if workers else 0)
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        return list(dict.fromkeys(fin.reason for fin in self._record.finished if fin is not None and fin.fault is None))
+    def tell(self, name: str) -> list[Story]:
+        """Return the last stories of requests with this id or client's name, oldest first. Scans all of them."""
+        found = [story for story in self._ended if name in (story.id, story.name)]
+        found += [story for timeline in self._noted.values() if (story := timeline.so_far(name, self._ingress)) is not None]
+        return found[-MOST_STORIES:]
 
 
-log = structlog.get_logger()
-
-LIMIT = 4096  # requests followed at once; beyond it the oldest one is forgotten
-
-
-class Decisions:
-    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
-        self._placed: dict[str, asyncio.Future[JobEvent]] = {}
-        self._loop = asyncio.get_running_loop()
-
-    def expect(self, request_id: str) -> None:
-        """Follow a request. It must be called before the request is submitted."""
-        self._placed[request_id] = self._loop.create_future()
-        if len(self._placed) > LIMIT:
-            self.forget(next(iter(self._placed)))
-
-    def forget(self, request_id: str) -> None:
-        if (placed := self._placed.pop(request_id, None)) is not None:
-            placed.cancel()
-
-    def on_event(self, event: JobEvent) -> None:
-        if event.kind != "placed" or not self._placed:
-            return
-        placed = self._placed.get(event.id)
-        if placed is not None and not placed.done():
-            placed.set_result(event)
-
-    async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """Return the decision within `timeout_s`; one that cannot be had is `known=False`, with the reason."""
-        placed = self._placed.get(request_id)
-        if placed is None:
-            return _unknown(request_id, "it was not asked for in time")
-        event: JobEvent | None = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                event = await asyncio.shield(placed)
-                if not event.by:
-                    return Explanation(
-                        id=request_id,
-                        known=False,
-                        state="placed",
-                        worker=event.worker,
-                        reason="no router was running: the worker took it itself",
-                    )
-                answer = await self._messaging.request(
-                    self._subjects.control(event.by), encode(Explain(id=request_id)), timeout_s=timeout_s
+async def explain(
+    timeline: RequestTimeline | None, request_id: str, messaging: Messaging, subjects: Subjects, *, timeout_s: float
+) -> Explanation:
+    """Return the router's decision within `timeout_s`; one that cannot be had is `known=False`, with the reason."""
+    if timeline is None:
+        return _unknown(request_id, "it was not asked for in time")
+    event: StoryEvent | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            event = await timeline.placed()
+            if not event.by:
+                return Explanation(
+                    id=request_id,
+                    known=False,
+                    state="placed",
+                    worker=event.worker,
+                    reason="no router was running: the worker took it itself",
                 )
-                return decode(Explanation, answer)
-        except TimeoutError:
-            why = "nobody said in time who placed it" if event is None else f"the router does not answer: {event.by} is silent"
-            return _unknown(request_id, why)
-        except WireError as error:
-            metrics.MALFORMED.labels("explanation").inc()
-            log.error("explanation.malformed", request_id=request_id, error=str(error))
-            return _unknown(request_id, "the router's answer could not be read")
-        except JetStreamError as error:
-            return _unknown(request_id, f"the router does not answer: {error}")
-        finally:
-            self.forget(request_id)
+            question = encode(Explain(id=request_id))
+            return decode(Explanation, await messaging.request(subjects.control(event.by), question, timeout_s=timeout_s))
+    except TimeoutError:
+        why = "nobody said in time who placed it" if event is None else f"the router does not answer: {event.by} is silent"
+        return _unknown(request_id, why)
+    except WireError as error:
+        metrics.MALFORMED.labels("explanation").inc()
+        log.error("explanation.malformed", request_id=request_id, error=str(error))
+        return _unknown(request_id, "the router's answer could not be read")
+    except JetStreamError as error:
+        return _unknown(request_id, f"the router does not answer: {error}")
 
 
 def _unknown(request_id: str, why: str) -> Explanation:

@@ -18,14 +18,14 @@ from headrace.broker.errors import SlowClient
 from headrace.broker.messages.frames import Row
 from headrace.frontend.auth.quotas import Hold, longest_output
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, translate
-from headrace.frontend.generation.explain import Explained, MergedAnswer, RequestStory, submit_all
+from headrace.frontend.generation.explain import Explained, MergedAnswer, submit_all
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import KEEPALIVE, StreamWriter, WholeWriter
 from headrace.frontend.http.exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.metrics import Level, Metrics, Series
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
-from headrace.frontend.request_audit import Content
+from headrace.frontend.request_audit import Content, RequestSummary
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.spans import operation
 
@@ -120,14 +120,14 @@ class GenerationEndpoint:
                     self._reserve(hold, plan, exchange)
                 if (trace := scope.get("headrace.trace")) is not None:
                     plan.jobs[:] = [msgspec.structs.replace(job, trace=trace.headers()) for job in plan.jobs]
-                story = RequestStory(plan)
+                summary = RequestSummary(plan.jobs, plan.counter)
                 if plan.jobs:
-                    scope["headrace.story"] = story
+                    scope["headrace.summary"] = summary
                 if plan.detached is not None:
                     await plan.detached(exchange, watch)
                 else:
                     await self._answer(
-                        plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, story, content)
+                        plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, summary, content)
                     )
         except SlowReader:
             self._cut(exchange, plan)
@@ -161,14 +161,14 @@ class GenerationEndpoint:
         try:
             if len(plan.jobs) == 1:
                 answer = await self._port.submit(plan.jobs[0])
-                pace.story.submitted([answer.journey])
+                pace.summary.submitted((answer,))
                 try:
                     await self._deliver(plan, answer, exchange, watch, pace)
                 finally:
                     answer.cancel()
             else:
                 answers = await submit_all(self._port, plan.jobs)
-                pace.story.submitted([answer.journey for answer in answers])
+                pace.summary.submitted(answers)
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
             self._judge(plan, pace, operation(exchange.scope["path"]))
@@ -183,11 +183,11 @@ class GenerationEndpoint:
 
     def _judge(self, plan: Plan, pace: _Pace, kind: str) -> None:
         """Count an answer that was given, and by how it compares with the targets. Vectors have no tokens to be late."""
-        job, first_token_s, per_token_s = plan.jobs[0], pace.story.first_token_s, None
+        job, first_token_s, per_token_s = plan.jobs[0], pace.summary.first_token_s, None
         if first_token_s is not None and job.pooling is None:
             later = plan.counter.completion / max(1, sum(job.choices for job in plan.jobs)) - 1
             per_token_s = pace.rest_s / later if later > 0 else None
-            level = pace.story.level = service_level(
+            level = pace.summary.level = service_level(
                 first_token_s=first_token_s,
                 per_token_s=per_token_s,
                 target_first_s=self._settings.target_first_token_s,
@@ -328,18 +328,20 @@ class _Flow:
 class _Pace:
     """Measures the time to the first token and between tokens, as they are sent to the client."""
 
-    __slots__ = ("_content", "_first", "_gap", "_last", "began", "story")
+    __slots__ = ("_content", "_first", "_gap", "_last", "began", "summary")
 
-    def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory, content: Content | None = None) -> None:
+    def __init__(
+        self, metrics: Metrics, model: str, began: float, summary: RequestSummary, content: Content | None = None
+    ) -> None:
         self._content = content
-        self.story = story
+        self.summary = summary
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
         self._last = self.began = began
 
     @property
     def rest_s(self) -> float:
-        return self._last - self.began - (self.story.first_token_s or 0.0)
+        return self._last - self.began - (self.summary.first_token_s or 0.0)
 
     def rows(self, rows: list[Row]) -> None:
         """Observe the time since the rows before these."""
@@ -349,7 +351,7 @@ class _Pace:
             self._content.answered(rows)
         gap = (now - self._last) / count
         if self._first is not None:
-            self.story.first_token_s = now - self._last
+            self.summary.first_token_s = now - self._last
             self._first.observe(now - self._last)
             self._first = None
             count -= 1

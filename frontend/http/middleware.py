@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +23,7 @@ from headrace.frontend.auth.key_ring import REFUSALS, AuditLog
 from headrace.frontend.errors import ErrorForm, FrontendError, translate
 from headrace.frontend.http.exchange import HttpExchange, SlowReader, log_ids, shown_id
 from headrace.frontend.metrics import QUOTA, Metrics
+from headrace.frontend.request_audit import RequestSummary
 
 # Writes the log's line of each request.
 #
@@ -70,16 +71,6 @@ _BELOW = tuple(
     )
 )
 FormOf = Callable[[str, Iterable[tuple[bytes, bytes]]], ErrorForm]
-
-
-class Story(Protocol):
-    """The fields of a request's log line besides its route and status, and what of them is counted for its tenant."""
-
-    first_token_s: float | None
-
-    def used(self) -> tuple[int, int]: ...
-
-    def fields(self) -> dict[str, object]: ...
 
 
 class Observe:
@@ -166,9 +157,9 @@ class Observe:
             values["key"], values["tenant"] = caller.key, scope.get("headrace.tenant", caller.tenant)
         elif (bad_key := scope.get("headrace.bad_key")) is not None:
             values["key"] = bad_key
-        story: Story | None = scope.get("headrace.story")
-        if story is not None:
-            values |= story.fields()
+        summary: RequestSummary | None = scope.get("headrace.summary")
+        if summary is not None:
+            values |= summary.fields()
         if code is not None:
             values["code"] = code
         values["seconds"] = round(took, 4)
@@ -180,12 +171,12 @@ class Observe:
         series.answered(status)
         if scope.get("headrace.outcome") == QUOTA:
             series.refused.inc()
-        story: Story | None = scope.get("headrace.story")
-        if story is not None:
-            series.used(*story.used())
-            if story.first_token_s is not None:
+        summary: RequestSummary | None = scope.get("headrace.summary")
+        if summary is not None:
+            series.used(*summary.used())
+            if summary.first_token_s is not None:
                 series.firsts.inc()
-                series.first_s.inc(story.first_token_s)
+                series.first_s.inc(summary.first_token_s)
 
 
 def _marking(scope: Scope, send: Send) -> Send:

@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import Mapping
 
 from headrace.broker.codec import encode
-from headrace.broker.ingress.cancellation import OpenJob, OpenJobs
-from headrace.broker.ingress.inbox import JudgeOutbox
+from headrace.broker.ingress.requests import JudgeOutbox, OpenRequest, OpenRequests, RequestOwner
 from headrace.broker.ingress.stream import JobStream, RowDispatcher
+from headrace.broker.ingress.timeline import Timelines
+from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
+from headrace.broker.settings import IngressSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 
 SUBJECTS = Subjects("hr")
 DEADLINE = 2_000_000_000.0  # Unix time
+ALLOWED_S = 1e9
 
 
 class StreamReports:
@@ -25,12 +28,30 @@ class StreamReports:
     def __init__(self) -> None:
         self.drained: list[str] = []
         self.cancelled: list[str] = []
+        self.ended: list[str] = []
 
     def on_drained(self, request_id: str) -> None:
         self.drained.append(request_id)
 
     def on_cancelled(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    def on_ended(self, request_id: str, _fault: JobFault | None) -> None:
+        self.ended.append(request_id)
+
+
+class Spills:
+    """The ids of requests whose payloads were kept and deleted."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self.forgotten: list[str] = []
+
+    def keep(self, request_id: str) -> None:
+        self.kept.append(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
 
 
 class Messages:
@@ -64,19 +85,27 @@ class Parts:
     """One request "r" in pool "p", open and known to the judge."""
 
     def __init__(self) -> None:
-        self.messages = Messages()
+        self.messages = messages = Messages()
         self.tasks = TaskScope()
-        self.poisoned: list[tuple[str, int]] = []
-        self.outbox = JudgeOutbox(
-            self.messages,  # type: ignore[arg-type]  # a stand-in with the methods that parts call
-            SUBJECTS,
-            lambda record, crashes: self.poisoned.append((record.id, crashes)),
-        )
+        self.spills = Spills()
+        self.timelines = Timelines("j")
+        self.open = OpenRequests(self.timelines, self.spills)  # type: ignore[arg-type]
+        self.outbox = JudgeOutbox(messages, SUBJECTS, self.open, self.tasks, retry_s=0.0, wall=lambda: 5.0)  # type: ignore[arg-type]
         self.judge = Judge(self.outbox)
-        self.open = OpenJobs()
-        envelope = Envelope(id="r", pool="p", model="m", judge="j", deadline=DEADLINE, created=0.0, tokens=1)
-        dispatcher = RowDispatcher(asyncio.get_running_loop())
-        stream = JobStream("r", limit=9, events=StreamReports(), dispatcher=dispatcher)
-        self.record = JobRecord("r", "p", 1, stream, 0.0)
+        members = None  # asked for other ingresses only
+        settings = IngressSettings()
+        self.owner = RequestOwner(
+            messages,  # type: ignore[arg-type]  # has the methods that parts call
+            SUBJECTS,
+            self.judge,
+            self.outbox,
+            self.open,
+            members,  # type: ignore[arg-type]
+            ingress="j",
+            settings=settings,
+        )
+        envelope = Envelope(id="r", pool="p", model="m", judge="j", deadline=DEADLINE, created=DEADLINE - ALLOWED_S, tokens=1)
+        self.stream = JobStream("r", limit=9, owner=self.owner, dispatcher=RowDispatcher(asyncio.get_running_loop()))
+        self.record = JobRecord("r", "p", 1, self.stream, 0.0)
         self.judge.open(self.record)
-        self.open.add(OpenJob("r", "p", "_", encode(envelope), stream, 1e9, DEADLINE))
+        self.open.add(OpenRequest("r", "p", "_", encode(envelope), self.stream, ALLOWED_S, DEADLINE))

@@ -18,7 +18,7 @@ from headrace.broker.batches.store import BatchStore, StoredFiles
 from headrace.broker.errors import UnknownModel
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.uploads import UploadStore
-from headrace.broker.ingress.timeline import Journey
+from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.broker.jobs import Job
 from headrace.broker.messages.control import Explanation
 from headrace.broker.messages.frames import Finish, Row, TokenLogprob
@@ -139,7 +139,7 @@ class FakeAnswer:
         self._more = asyncio.Event()
         self.cancelled = False
         self.reads = 0
-        self.journey: Journey | None = None
+        self.timeline: RequestTimeline | None = None
 
     def push(self, *steps: Step) -> None:
         self._steps.extend(steps)

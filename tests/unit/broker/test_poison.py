@@ -21,7 +21,6 @@ from headrace.broker.codec import (
 )
 from headrace.broker.errors import WireError
 from headrace.broker.ingress.inbox import IngressInbox
-from headrace.broker.ingress.timeline import StoryBook
 from headrace.broker.messages.durable import StreamEntry
 from headrace.broker.messages.events import KvMessage, LoadReport
 from headrace.broker.messages.frames import Finish, Frame, Part, Row
@@ -155,16 +154,6 @@ def test_nested_or_endless_headers_are_refused(value: str) -> None:
         parse_prefill_header({"Hr-Prefill": value})
 
 
-class Decisions:
-    def on_event(self, _event: object) -> None:
-        pass
-
-
-class Canceller:
-    def withdraw(self, _name: str, _tenant: str) -> int:
-        return 0
-
-
 class Claims:
     def on_claim(self, *_arguments: object) -> None:
         pass
@@ -174,7 +163,8 @@ class Claims:
 
 async def test_an_ingress_reads_on_behind_messages_of_any_content() -> None:
     parts = Parts()
-    inbox = IngressInbox(parts.judge, parts.open, parts.outbox, Claims(), Canceller(), Decisions(), StoryBook("i"))  # type: ignore[arg-type]
+    claims: Any = Claims()
+    inbox = IngressInbox(parts.judge, parts.outbox, parts.owner, claims, parts.timelines, lambda _job, _nonce: False)
     whole = poison.plain(poison.frames()[0])
     for data in [*poison.RUBBISH, *(d for record in poison.frames() for d in poison.mutations(record))]:
         inbox.on_frame(Message("hr.out.j", data, "", None))

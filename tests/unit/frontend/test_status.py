@@ -15,12 +15,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.errors import Overloaded
-from headrace.broker.ingress.timeline import Journey
+from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.broker.jobs import Job
-from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.job_record import NO_READER, JobRecord
 from headrace.frontend.generation.endpoint import Lifecycle
-from headrace.frontend.generation.explain import RequestStory
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.request_audit import RequestSummary
 from headrace.frontend.status import StartupApp
 from tests.support.frontend.fakes import (
     CARD,
@@ -38,6 +38,7 @@ from tests.support.frontend.fakes import (
     row,
     say,
 )
+from tests.support.timelines import SUBMITTED_S, started
 
 
 async def test_models_are_listed_with_what_clients_look_for() -> None:
@@ -221,26 +222,26 @@ async def test_the_log_line_of_a_request_tells_its_story() -> None:
     assert "code" not in line
 
 
-async def test_no_story_is_made_for_a_log_that_leaves_the_line_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[RequestStory] = []
-    monkeypatch.setattr(RequestStory, "fields", lambda story: told.append(story) or {})
+async def test_no_fields_are_made_for_a_log_that_leaves_the_line_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[RequestSummary] = []
+    monkeypatch.setattr(RequestSummary, "fields", lambda summary: made.append(summary) or {})
     before = structlog.get_config()
     try:
-        for level, stories in ((logging.WARNING, 0), (logging.INFO, 1)):
+        for level, lines in ((logging.WARNING, 0), (logging.INFO, 1)):
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
             assert (await post(frontend(FakeIngress()).app, chat())).status == 200
-            assert len(told) == stories
+            assert len(made) == lines
     finally:
         structlog.configure(**before)
 
 
 async def test_the_log_line_has_the_workers_and_the_wait_that_the_ingress_heard_of() -> None:
-    def travelled(job: Job) -> Journey:
-        record = JobRecord(job.id, job.card.pool, 1, ingress.answers[0], 10.0)  # type: ignore[arg-type]  # is not called
-        journey = Journey(record, 10.0)
-        journey.started(1, "w-1", 10.25)
+    def travelled(job: Job) -> RequestTimeline:
+        record = JobRecord(job.id, job.card.pool, 1, NO_READER, SUBMITTED_S)
+        timeline = RequestTimeline(job, record, SUBMITTED_S, 0.0)
+        started(timeline, 1, "w-1", 0.25)
         record.attempt, record.worker, record.finished[0] = 2, "w-2", end("stop")
-        return journey
+        return timeline
 
     script = say("Hello")
 
@@ -248,7 +249,7 @@ async def test_the_log_line_has_the_workers_and_the_wait_that_the_ingress_heard_
         async def submit(self, job: Job) -> FakeAnswer:
             answer = FakeAnswer(())
             self.answers.append(answer)
-            answer.journey = travelled(job)
+            answer.timeline = travelled(job)
             answer.push(*script(job))
             return answer
 

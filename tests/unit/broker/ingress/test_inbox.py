@@ -8,8 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox, PoisonLetters, forged_control, forged_frame
-from headrace.broker.ingress.timeline import StoryBook
+from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox, forged_control, forged_frame
 from headrace.broker.membership.members import drained_key
 from headrace.broker.messages.control import (
     CancelJob,
@@ -22,12 +21,9 @@ from headrace.broker.messages.control import (
     RunRef,
     SuspicionQuery,
 )
-from headrace.broker.messages.durable import DeadLetter
 from headrace.broker.messages.frames import Frame, JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
-from headrace.broker.protocol.quarantine import Crash
-from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects, WorkerSubject, said_by
 from tests.support.ingress_parts import SUBJECTS, Parts
@@ -140,8 +136,7 @@ def test_the_subject_names_the_sender() -> None:
 
 async def test_an_inbox_drops_what_is_said_in_the_name_of_others() -> None:
     parts = Parts()
-    nothing: Any = None
-    inbox = IngressInbox(parts.judge, parts.open, parts.outbox, nothing, nothing, nothing, StoryBook("i"))
+    inbox = IngressInbox(parts.judge, parts.outbox, parts.owner, claims(parts), parts.timelines, lambda _job, _nonce: False)
     names = Subjects("hr").spoken_by("p", "w")
     with capture_logs() as logs:
         inbox.on_named_frame(Message(names.out("i"), encode(frame("v", "r")), "", None))
@@ -150,39 +145,3 @@ async def test_an_inbox_drops_what_is_said_in_the_name_of_others() -> None:
         assert [line["event"] for line in logs] == ["message.forged"] * 2
         inbox.on_named_control(Message(names.judge("i"), encode(Check(worker="w", runs=[RunRef("r", 1, 1)])), "back", None))
     assert [subject for subject, _ in parts.messages.sent] == ["back"]
-
-
-def letters(parts: Parts) -> PoisonLetters:
-    return PoisonLetters(
-        parts.messages,  # type: ignore[arg-type]
-        SUBJECTS,
-        parts.open,
-        parts.tasks,
-        retry_s=0.0,
-        wall=lambda: 5.0,
-    )
-
-
-CRASHES = (Crash(2, "w0", 20), Crash(3, "w1", 5), Crash(10, "w2", 1))
-
-
-async def test_a_letter_is_tried_again_until_it_is_stored_and_has_the_crashes_that_count_with_their_groups() -> None:
-    parts = Parts()
-    parts.record.history = {HistoryEntry(1, "forgiven", 9), HistoryEntry(3, "w1", 12)}
-    parts.messages.failing = [NotConnected("away"), NotConnected("away")]
-    async with parts.tasks:
-        letters(parts).store(parts.record, CRASHES)
-    ((subject, data),) = parts.messages.published
-    letter = decode(DeadLetter, data)
-    assert subject == SUBJECTS.dlq("p")
-    assert (letter.envelope.id, letter.reason, letter.at) == ("r", "poison", 5.0)
-    assert letter.history == [HistoryEntry(2, "w0", 20), HistoryEntry(3, "w1", 5), HistoryEntry(10, "w2", 1)]
-
-
-async def test_nothing_is_stored_of_a_request_that_has_ended_or_by_an_ingress_that_does_not_run() -> None:
-    parts = Parts()
-    letters(parts).store(parts.record, CRASHES)
-    parts.open.remove("r")
-    async with parts.tasks:
-        letters(parts).store(parts.record, CRASHES)
-    assert parts.messages.published == []

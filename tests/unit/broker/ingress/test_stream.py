@@ -150,7 +150,7 @@ def row(number: int, fin: Finish | None = None) -> Row:
 def stream(*, gather_s: float = 0.0, limit: int = 1000) -> JobStream:
     dispatcher = RowDispatcher(asyncio.get_running_loop(), gather_s=gather_s)
     dispatcher.readers = MANY
-    return JobStream("r", limit=limit, events=StreamReports(), dispatcher=dispatcher)
+    return JobStream("r", limit=limit, owner=StreamReports(), dispatcher=dispatcher)
 
 
 def numbers(rows: list[Row]) -> list[int]:
@@ -204,7 +204,7 @@ async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows()
 
 async def test_a_stream_counts_as_a_reader_while_its_rows_are_passed_on() -> None:
     dispatcher = RowDispatcher(asyncio.get_running_loop(), gather_s=1.0)
-    reading = JobStream("r", limit=9, events=StreamReports(), dispatcher=dispatcher)
+    reading = JobStream("r", limit=9, owner=StreamReports(), dispatcher=dispatcher)
     counts = [dispatcher.readers]
     task = asyncio.create_task(reading.deliver_to(lambda rows: True))
     await asyncio.sleep(0)
@@ -246,7 +246,7 @@ async def test_a_reader_that_leaves_loses_no_row_and_its_sink_is_called_no_more(
 async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, breaks: bool) -> None:
     """As when it finds, while it writes, that the client is gone."""
     dispatcher = RowDispatcher(asyncio.get_running_loop())
-    first, second = (JobStream("r", limit=9, events=StreamReports(), dispatcher=dispatcher) for _ in range(2))
+    first, second = (JobStream("r", limit=9, owner=StreamReports(), dispatcher=dispatcher) for _ in range(2))
     got: list[int] = []
 
     def sends_away(rows: list[Row]) -> bool:
@@ -270,7 +270,7 @@ async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, br
 async def test_a_stream_that_was_full_says_so_when_its_sink_has_taken_the_rows() -> None:
     events = StreamReports()
     dispatcher = RowDispatcher(asyncio.get_running_loop())
-    reading = JobStream("r", limit=2, events=events, dispatcher=dispatcher)
+    reading = JobStream("r", limit=2, owner=events, dispatcher=dispatcher)
     task = asyncio.create_task(reading.deliver_to(lambda rows: True))
     await asyncio.sleep(0)
     assert [reading.take(row(n)) for n in range(3)] == [True, True, False]

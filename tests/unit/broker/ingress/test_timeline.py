@@ -1,168 +1,42 @@
-"""Stories of requests: what is noted, what is forgotten, and how much is kept."""
+"""Timelines of requests: what is noted, what is forgotten, and what trace, log line and explain say of it."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from headrace.broker import metrics
-from headrace.broker.ingress.timeline import LATE, Journey, StoryBook
-from headrace.broker.jobs import Job
-from headrace.broker.messages.control import MOST_EVENTS, MOST_STORIES
+from headrace.broker.codec import encode
+from headrace.broker.ingress.timeline import LATE, Course, RequestTimeline, Timelines, explain
+from headrace.broker.messages.control import MOST_EVENTS, MOST_STORIES, Explanation
 from headrace.broker.messages.events import JobEvent
-from headrace.broker.messages.frames import Finish, JobFault, Row
-from headrace.broker.models.cards import ModelCard
-from headrace.broker.protocol.job_record import NO_READER, JobRecord
+from headrace.broker.messages.frames import Finish, JobFault
+from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.resume import GENERATION
-
-CARD = ModelCard(model="m", pool="m-1", context_length=64, block_size=16, vocab_size=9, eos_token_ids=[1])
-
-
-def begun(book: StoryBook, request_id: str = "r", **job: Any) -> JobRecord:
-    record = JobRecord(request_id, CARD.pool, 1, NO_READER, 0.0)
-    book.begin(Job(id=request_id, card=CARD, prompt_tokens=20, **job), record, 1_700_000_000.0)
-    return record
+from headrace.jetstream.errors import NoResponder, RequestTimeout
+from headrace.jetstream.subjects import Subjects
+from tests.support.timelines import SUBMITTED_S, begun, started
 
 
-async def test_a_story_has_what_was_heard_and_how_it_ended() -> None:
-    book = StoryBook("i-1")
-    record = begun(book, name="mine", tenant="t", max_tokens=5)
-    book.on_event(JobEvent("placed", "r", 1, "w-1", tokens=20, uncached=4, by="router-1"))
-    book.on_event(JobEvent("started", "r", 1, "w-1"))
-    book.on_event(JobEvent("started", "of-another-ingress", 1, "w-1"))
+async def test_a_story_has_the_events_and_the_end() -> None:
+    book = Timelines("i-1")
+    record, timeline = begun(book, name="mine", tenant="t", max_tokens=5)
+    timeline.add(JobEvent("placed", "r", 1, "w-1", tokens=20, uncached=4, by="router-1"), SUBMITTED_S + 1.0)
+    started(timeline, 1, "w-1", 2.0)
     (still,) = book.tell("mine")
     assert (still.ended_s, still.fault, [event.kind for event in still.events]) == (None, "", ["placed", "started"])
-    book.on_event(JobEvent("prefilled", "r", 1, "w-1", uncached=3))
-    assert len(still.events) == 2, "what was told does not change"
+    timeline.add(JobEvent("prefilled", "r", 1, "w-1", uncached=3), SUBMITTED_S + 3.0)
+    assert len(still.events) == 2, "a story that was sent does not change"
     record.emitted = [[7, 8, 9]]
     record.finished = [Finish(reason="stop")]
-    book.end("r", None)
-    assert not len(book)
+    book.end("r", None, SUBMITTED_S + 4.0)
     (story,) = book.tell("r")
-    assert story.ended_s is not None
-    assert (story.answer_tokens, story.finish, story.tenant, story.ingress) == (3, ["stop"], "t", "i-1")
+    assert story is timeline.story
+    assert [event.after_s for event in story.events] == [1.0, 2.0, 3.0]
+    assert (story.ended_s, story.answer_tokens, story.finish, story.tenant, story.ingress) == (4.0, 3, ["stop"], "t", "i-1")
     assert next((event.kind, event.uncached, event.by) for event in story.events) == ("placed", 4, "router-1")
-
-
-async def test_an_event_is_known_to_be_one_of_this_ingress_also_when_nothing_more_is_kept() -> None:
-    book = StoryBook("i-1")
-    begun(book)
-    heard = [book.on_event(JobEvent("started", "r", attempt, "w-1")) for attempt in range(1, MOST_EVENTS + 3)]
-    assert all(heard)
-    assert not book.on_event(JobEvent("started", "of-another-ingress", 1, "w-1"))
-
-
-async def test_an_error_is_kept_and_the_first_end_counts() -> None:
-    book = StoryBook("i-1")
-    begun(book)
-    book.end("r", JobFault("deadline_exceeded", "x" * 5000))
-    book.end("r", None)
-    (story,) = book.tell("r")
-    assert story.fault == "deadline_exceeded"
-    assert len(story.message) == 2000
-
-
-async def test_a_request_that_was_never_stored_has_no_story() -> None:
-    book = StoryBook("i-1")
-    begun(book)
-    book.drop("r")
-    book.end("r", None)
-    assert not book.tell("r")
-
-
-async def test_only_the_last_ones_are_kept_and_told() -> None:
-    book = StoryBook("i-1", ended=20)
-    for number in range(40):
-        begun(book, f"r{number}", name="same")
-        book.end(f"r{number}", None)
-    assert not book.tell("r19")
-    assert book.tell("r20")
-    told = book.tell("same")
-    assert [story.id for story in told] == [f"r{number}" for number in range(40 - MOST_STORIES, 40)]
-
-
-async def test_a_request_that_moves_for_ever_fills_no_memory() -> None:
-    book = StoryBook("i-1")
-    begun(book)
-    for attempt in range(1, MOST_EVENTS + 11):
-        book.on_event(JobEvent("moved", "r", attempt, "w"))
-    (story,) = book.tell("r")
-    assert (len(story.events), story.lost_events) == (MOST_EVENTS, 10)
-
-
-async def test_what_is_heard_soon_after_the_end_belongs_to_it_and_no_more_is_kept_for_it() -> None:
-    book = StoryBook("i-1")
-    begun(book)
-    book.end("r", None)
-    book.on_event(JobEvent("prefilled", "r", 1, "w-1"))
-    assert [event.kind for event in book.tell("r")[0].events] == ["prefilled"]
-    for number in range(LATE):
-        begun(book, f"r{number}")
-        book.end(f"r{number}", None)
-    book.on_event(JobEvent("settled", "r", 1, "w-1"))
-    assert [event.kind for event in book.tell("r")[0].events] == ["prefilled"]
-
-
-@pytest.mark.parametrize("name", ["", "unknown"])
-async def test_a_name_that_no_request_has_finds_nothing(name: str) -> None:
-    book = StoryBook("i-1")
-    begun(book, name="mine")
-    assert not book.tell(name)
-
-
-class Reader:
-    def take(self, row: Row) -> bool:
-        return True
-
-    def end(self, fault: JobFault | None) -> None:
-        pass
-
-
-def record(choices: int = 1) -> JobRecord:
-    return JobRecord("r", "p", choices, Reader(), 5.0)
-
-
-def test_one_that_never_started_has_no_worker_no_wait_and_no_attempt() -> None:
-    journey = Journey(record(), 5.0)
-    assert (journey.workers, journey.queue_s, journey.attempts, journey.finish_reasons) == ([], None, 0, [])
-
-
-def test_the_wait_ends_with_the_first_start_and_workers_come_in_order_of_attempts() -> None:
-    journey = Journey(record(), 5.0)
-    journey.started(1, "z", 5.5)
-    journey.started(2, "a", 9.0)
-    assert (journey.queue_s, journey.workers, journey.attempts) == (0.5, ["z", "a"], 2)
-
-
-def test_the_worker_of_the_current_run_counts_when_its_start_was_not_heard() -> None:
-    job = record()
-    journey = Journey(job, 5.0)
-    journey.started(1, "z", 5.5)
-    job.attempt, job.worker = 2, "a"
-    assert (journey.workers, journey.attempts) == (["z", "a"], 2)
-
-
-def test_a_worker_that_had_it_twice_is_named_once() -> None:
-    journey = Journey(record(), 5.0)
-    journey.started(1, "z", 5.5)
-    journey.started(2, "z", 6.0)
-    assert (journey.workers, journey.attempts) == (["z"], 2)
-
-
-def test_the_high_number_of_a_resubmitted_attempt_does_not_count_as_so_many() -> None:
-    job = record()
-    journey = Journey(job, 5.0)
-    journey.started(1, "z", 5.5)
-    job.attempt, job.worker = GENERATION, "a"
-    assert (journey.workers, journey.attempts) == (["z", "a"], 2)
-
-
-def test_each_reason_to_finish_is_told_once_and_a_fault_is_none() -> None:
-    job = record(3)
-    journey = Journey(job, 5.0)
-    job.finished = [Finish(reason="stop"), Finish(reason="length"), Finish(reason="error", fault=JobFault("x", "y"))]
-    assert journey.finish_reasons == ["stop", "length"]
 
 
 def ends(outcome: str) -> float:
@@ -171,10 +45,160 @@ def ends(outcome: str) -> float:
     return value
 
 
-def test_each_request_is_counted_once_by_how_it_ended() -> None:
-    answered, failed = ends("answered"), ends("engine_error")
-    journey = Journey(record(), 0.0)
-    journey.ended(None)
-    journey.ended(JobFault("engine_error", "too late"))
-    Journey(record(), 0.0).ended(JobFault("engine_error", "broken"))
-    assert (ends("answered") - answered, ends("engine_error") - failed) == (1, 1)
+async def test_an_error_is_kept_and_the_first_end_counts_once() -> None:
+    answered, failed = ends("answered"), ends("deadline_exceeded")
+    book = Timelines("i-1")
+    begun(book)
+    book.end("r", JobFault("deadline_exceeded", "x" * 5000), 9.0)
+    book.end("r", None, 9.0)
+    (story,) = book.tell("r")
+    assert story.fault == "deadline_exceeded"
+    assert len(story.message) == 2000
+    assert (ends("answered") - answered, ends("deadline_exceeded") - failed) == (0, 1)
+
+
+async def test_a_request_that_was_never_stored_has_no_story_and_counts_as_no_end() -> None:
+    answered = ends("answered")
+    book = Timelines("i-1")
+    begun(book)
+    book.drop("r")
+    book.end("r", None, 9.0)
+    assert not book.tell("r")
+    assert ends("answered") == answered
+
+
+async def test_only_the_last_ones_are_kept_and_returned() -> None:
+    book = Timelines("i-1", ended=20)
+    for number in range(40):
+        begun(book, f"r{number}", name="same")
+        book.end(f"r{number}", None, 9.0)
+    assert not book.tell("r19")
+    assert book.tell("r20")
+    assert [story.id for story in book.tell("same")] == [f"r{number}" for number in range(40 - MOST_STORIES, 40)]
+
+
+async def test_a_request_that_moves_for_ever_fills_no_memory() -> None:
+    book = Timelines("i-1")
+    _, timeline = begun(book)
+    for attempt in range(1, MOST_EVENTS + 11):
+        timeline.add(JobEvent("moved", "r", attempt, "w"), 6.0)
+    (story,) = book.tell("r")
+    assert (len(story.events), story.lost_events) == (MOST_EVENTS, 10)
+
+
+async def test_events_soon_after_the_end_belong_to_it_and_later_ones_are_those_of_no_request() -> None:
+    book = Timelines("i-1")
+    begun(book)
+    book.end("r", None, 9.0)
+    lately = book.get("r")
+    assert lately is not None
+    lately.add(JobEvent("prefilled", "r", 1, "w-1"), 9.5)
+    assert [event.kind for event in book.tell("r")[0].events] == ["prefilled"]
+    for number in range(LATE):
+        begun(book, f"r{number}")
+        book.end(f"r{number}", None, 9.0)
+    assert book.get("r") is None
+    assert [event.kind for event in book.tell("r")[0].events] == ["prefilled"]
+
+
+@pytest.mark.parametrize("name", ["", "unknown"])
+async def test_a_name_that_no_request_has_finds_nothing(name: str) -> None:
+    book = Timelines("i-1")
+    begun(book, name="mine")
+    assert not book.tell(name)
+
+
+def one(choices: int = 1) -> tuple[JobRecord, RequestTimeline]:
+    return begun(Timelines("i"), choices=choices)
+
+
+def test_a_request_that_never_started_has_no_worker_no_wait_and_no_attempt() -> None:
+    assert one()[1].course() == Course(None, [], 0, [])
+
+
+def test_the_wait_ends_with_the_first_start_and_workers_come_in_order_of_attempts() -> None:
+    _, timeline = one()
+    started(timeline, 1, "z", 0.5)
+    started(timeline, 2, "a", 4.0)
+    assert timeline.course()[:3] == (0.5, ["z", "a"], 2)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize(("attempt", "attempts"), [(2, 2), (GENERATION, 2)])
+def test_the_worker_of_the_last_run_counts_also_without_its_start(*, ended: bool, attempt: int, attempts: int) -> None:
+    """The high number of an attempt that was submitted again does not count as so many."""
+    record, timeline = one()
+    started(timeline, 1, "z", 0.5)
+    record.attempt, record.worker = attempt, "a"
+    if ended:
+        timeline.end(None, 9.0, "i")
+    assert timeline.course()[1:3] == (["z", "a"], attempts)
+
+
+def test_a_worker_that_had_it_twice_is_named_once() -> None:
+    _, timeline = one()
+    started(timeline, 1, "z", 0.5)
+    started(timeline, 2, "z", 1.0)
+    assert timeline.course()[1:3] == (["z"], 2)
+
+
+def test_each_reason_to_finish_is_named_once_and_a_fault_is_none() -> None:
+    record, timeline = one(3)
+    record.finished = [Finish(reason="stop"), Finish(reason="length"), Finish(reason="error", fault=JobFault("x", "y"))]
+    assert timeline.course().finish_reasons == ["stop", "length"]
+    timeline.end(None, 9.0, "i")
+    assert timeline.course().finish_reasons == ["stop", "length"]
+
+
+class Router:
+    """Answers a question for a decision; an exception is raised in place of the answer."""
+
+    def __init__(self, answer: Explanation | bytes | Exception) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def request(self, subject: str, _question: bytes, *, timeout_s: float) -> bytes:
+        self.asked.append(subject)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if isinstance(self.answer, bytes) else encode(self.answer)
+
+
+async def explained(timeline: RequestTimeline | None, router: Any, *, timeout_s: float = 5.0) -> Explanation:
+    return await explain(timeline, "r", router, Subjects("hr"), timeout_s=timeout_s)
+
+
+async def test_an_explanation_waits_for_the_placement_and_asks_the_router_that_made_it() -> None:
+    _, timeline = one()
+    router = Router(Explanation(id="r", worker="w", reason="cached"))
+    asking = asyncio.create_task(explained(timeline, router))
+    await asyncio.sleep(0)
+    timeline.add(JobEvent("placed", "r", 1, "w", by="router-1"), 6.0)
+    timeline.add(JobEvent("placed", "r", 2, "v", by="router-2"), 7.0)
+    assert ((await asking).reason, router.asked) == ("cached", ["hr.ctl.router-1"])
+    assert (await explained(timeline, router)).reason == "cached", "it can be asked for again"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (RequestTimeout("late"), "the router does not answer: "),
+        (NoResponder("gone"), "the router does not answer: "),
+        (b"rubbish", "the router's answer could not be read"),
+    ],
+)
+async def test_a_decision_that_cannot_be_had_is_unknown_with_the_reason(answer: Any, reason: str) -> None:
+    _, timeline = one()
+    timeline.add(JobEvent("placed", "r", 1, "w", by="router-1"), 6.0)
+    found = await explained(timeline, Router(answer))
+    assert (found.known, found.reason[: len(reason)]) == (False, reason)
+
+
+async def test_a_placement_by_the_worker_itself_or_of_which_nothing_is_heard_is_said_so() -> None:
+    router = Router(Explanation(id="r"))
+    _, timeline = one()
+    assert (await explained(timeline, router, timeout_s=0.01)).reason == "nobody said in time who placed it"
+    timeline.add(JobEvent("placed", "r", 1, "w"), 6.0)
+    assert (await explained(timeline, router)).reason == "no router was running: the worker took it itself"
+    assert not (await explained(None, router)).known
+    assert router.asked == []

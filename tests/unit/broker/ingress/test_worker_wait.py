@@ -11,8 +11,6 @@ import pytest
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.errors import JobRefused
-from headrace.broker.ingress.cancellation import Canceller
-from headrace.broker.ingress.stream import JobStream
 from headrace.broker.ingress.submit import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Frame, JobFault, Row
@@ -20,7 +18,7 @@ from headrace.broker.messages.requests import Envelope
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import PubAck, StoredMessage
-from tests.support.ingress_parts import DEADLINE, SUBJECTS, Parts
+from tests.support.ingress_parts import DEADLINE, Parts
 
 CARD = ModelCard(model="m", pool="p", context_length=64, block_size=16)
 LONG_S = 1000.0
@@ -82,16 +80,7 @@ class Bench:
         self.members = FakeMembers()
         self.queue = FakeQueue()
         self.queue.stored[7] = stored_copy()
-        messages, judge = self.parts.messages, self.parts.judge
-        canceller = Canceller(messages, SUBJECTS, judge, self.parts.open, self.members, own="j")  # type: ignore[arg-type]
-        self.canceller = canceller
-        self.wait = WorkerWait(self.queue, self.members, judge, canceller, longest_s=longest_s)  # type: ignore[arg-type]
-
-    @property
-    def stream(self) -> JobStream:
-        reader = self.parts.record.reader
-        assert isinstance(reader, JobStream)
-        return reader
+        self.wait = WorkerWait(self.queue, self.members, self.parts.judge, self.parts.owner, longest_s=longest_s)  # type: ignore[arg-type]
 
     def hold(self, wanted: Job) -> None:
         self.wait.hold(wanted, PubAck("REQ", 7), asyncio.get_running_loop().time())
@@ -121,7 +110,7 @@ async def test_a_request_whose_time_is_up_is_refused_and_leaves_the_queue() -> N
         before = ended("no_worker")
         made.hold(job())
         with pytest.raises(JobRefused, match=r"'m' has no ready worker, and none came in 0\.\d s") as refused:
-            await made.stream.rows()
+            await made.parts.stream.rows()
         assert (refused.value.reason, refused.value.retry_after_s) == ("no_worker", 1.0)
         await made.until(lambda: not made.queue.stored)
         assert (len(made.wait), ended("no_worker")) == (0, before + 1)
@@ -131,7 +120,7 @@ async def test_no_request_is_held_beyond_its_deadline() -> None:
     async with bench() as made:
         made.hold(job(deadline_s=0.02, adapter="sql"))
         with pytest.raises(JobRefused, match="'sql' has no ready worker"):
-            await made.stream.rows()
+            await made.parts.stream.rows()
 
 
 async def test_a_worker_that_comes_releases_the_requests_of_its_pool_and_adapters_only() -> None:
@@ -170,7 +159,7 @@ async def test_a_request_that_ends_meanwhile_is_forgotten_and_leaves_the_queue()
     async with bench() as made:
         before = ended("ended")
         made.hold(job())
-        made.canceller.end("r", JobFault("cancelled", "the client left"), cause="client")
+        made.parts.owner.end("r", JobFault("cancelled", "the client left"), cause="client")
         await made.until(lambda: not made.queue.stored)
         assert (len(made.wait), ended("ended")) == (0, before + 1)
 
@@ -190,7 +179,7 @@ async def test_a_message_that_is_another_requests_by_now_is_left_alone() -> None
         made.queue.stored[7] = stored_copy("another")
         made.hold(job())
         with pytest.raises(JobRefused):
-            await made.stream.rows()
+            await made.parts.stream.rows()
         await made.queue.asked.wait()
         await asyncio.sleep(0)
         assert made.queue.stored
@@ -201,7 +190,7 @@ async def test_a_server_that_is_away_keeps_no_request_from_being_refused() -> No
         made.queue.away = True
         made.hold(job())
         with pytest.raises(JobRefused):
-            await made.stream.rows()
+            await made.parts.stream.rows()
         await made.queue.asked.wait()
         made.queue.away = False
         made.parts.judge.open(made.parts.record)

@@ -52,7 +52,7 @@ class Play:
         self.streams = FakeStreams()
         self.held: HeldJob = plain_job(self.streams)
         self.rendered = Rendered()
-        self.stream = JobStream("r", limit=9, events=StreamReports(), dispatcher=RowDispatcher(asyncio.get_running_loop()))
+        self.stream = JobStream("r", limit=9, owner=StreamReports(), dispatcher=RowDispatcher(asyncio.get_running_loop()))
         self.recorder: Any = None
         self.ended: list[str] = []
         deps: Any = Deps(self.streams)
