@@ -283,8 +283,7 @@ class Carrier:
         self._watch = JobWatch(deps, self._held)
         self._sweeper = JobSweeper(deps, self._intake.has_capacity)
         self._malformed = MalformedJobs(deps, self._ender, self._tasks)
-        ingress.on_lease(self._on_lease)
-        ingress.on_carrying(self.carries)
+        ingress.attach(self)
 
     async def run(self) -> None:
         async with self._tasks:
@@ -402,7 +401,7 @@ class Carrier:
             self._starting -= 1
             self._start_more()
 
-    def _on_lease(self, held: bool) -> None:
+    def on_lease(self, held: bool) -> None:
         """Forget every job at a lapse: no ack, no extension; another carrier stops or takes over."""
         if not held:
             for job in self._held:

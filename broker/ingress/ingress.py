@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from os import getpid
+from typing import Protocol
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
@@ -17,8 +18,9 @@ from headrace.broker.ingress.inbox import ClaimDecider, IngressInbox
 from headrace.broker.ingress.requests import JudgeOutbox, OpenRequest, OpenRequests, RequestOwner
 from headrace.broker.ingress.spill_store import SpillStore
 from headrace.broker.ingress.stream import JobStream, RowDispatcher
-from headrace.broker.ingress.submit import BrokerWait, Resubmitter, Submitter, WorkerWait
+from headrace.broker.ingress.submission import Submission
 from headrace.broker.ingress.timeline import Timelines, explain
+from headrace.broker.ingress.waits import BrokerWait, WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.messages.control import Explanation
@@ -35,6 +37,14 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
+
+
+class JobRunnerPort(Protocol):
+    """`headrace.broker.durable.carrier.Carrier`, which lies above."""
+
+    def on_lease(self, held: bool) -> None: ...
+
+    def carries(self, job: str, nonce: str) -> bool: ...
 
 
 class Ingress:
@@ -63,8 +73,7 @@ class Ingress:
         self._loop = asyncio.get_running_loop()
         self._started = asyncio.Event()
         self._draining = False
-        self._on_lease_changes: list[Callable[[bool], None]] = []
-        self._carrying: Callable[[str, str], bool] | None = None
+        self._job_runner: JobRunnerPort | None = None
         self._tasks = TaskScope()
 
         self._members = Members(messaging, subjects, lease_ttl_s=timing.lease_ttl_s)
@@ -87,8 +96,17 @@ class Ingress:
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._inbox = IngressInbox(self._judge, outbox, self._owner, claims, self._timelines, self._carries)
         self._broker_wait = BrokerWait(self._away, longest_s=self.settings.broker_wait_s)
-        self._submitter = Submitter(messaging, subjects, self.settings, health, wait=self._broker_wait)
-        self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._requests, self._tasks, timing=timing, wall=wall)
+        self._submission = Submission(
+            messaging,
+            subjects,
+            self._judge,
+            self._requests,
+            self._broker_wait,
+            health,
+            self._tasks,
+            settings=self.settings,
+            wall=wall,
+        )
         self._worker_wait = WorkerWait(
             messaging, self._members, self._judge, self._owner, longest_s=self.settings.no_worker_wait_s
         )
@@ -136,19 +154,16 @@ class Ingress:
 
     def _on_lease(self, held: bool) -> None:
         self._broker_wait.back()
-        for callback in self._on_lease_changes:
-            callback(held)
-        self._resubmitter.on_lease(held)
+        if self._job_runner is not None:
+            self._job_runner.on_lease(held)  # before anything is submitted again
+        self._submission.on_lease(held)
 
-    def on_lease(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback` when the lease was gained (True) or has lapsed, before anything is submitted again."""
-        self._on_lease_changes.append(callback)
-
-    def on_carrying(self, carrying: Callable[[str, str], bool]) -> None:
-        self._carrying = carrying
+    def attach(self, job_runner: JobRunnerPort) -> None:
+        """Let a job runner of stored jobs follow the lease, and answer whether it carries a job."""
+        self._job_runner = job_runner
 
     def _carries(self, job: str, nonce: str) -> bool:
-        return self._carrying is not None and self._carrying(job, nonce)
+        return self._job_runner is not None and self._job_runner.carries(job, nonce)
 
     @property
     def lease_held(self) -> bool:
@@ -262,7 +277,7 @@ class Ingress:
             OpenRequest(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
-            stored = await self._submitter.publish(job, body, judge=self.id, resume=resume)
+            stored = await self._submission.publish(job, body, resume=resume)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
             self._requests.drop(job.id)
@@ -289,4 +304,4 @@ class Ingress:
         return await self._owner.cancel(name, tenant, timeout_s=timeout_s)
 
     def resubmit(self) -> None:
-        self._resubmitter.resubmit()
+        self._submission.resubmit()

@@ -18,7 +18,7 @@ from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.job_run import CrashWriter, JobRunner
 from headrace.broker.durable.results import OutsideEnds, ResultStore
 from headrace.broker.durable.stream_writer import DurableStreamWriter
-from headrace.broker.ingress.submit import Submitter
+from headrace.broker.ingress.submission import Submission
 from headrace.broker.messages.durable import JobResult
 from headrace.broker.protocol.resume import Resume
 from headrace.jetstream.errors import JetStreamError
@@ -144,12 +144,12 @@ def the_end_of_a_stream_is_read_before_anything_else(patch: pytest.MonkeyPatch) 
 
 @guard
 def what_resumes_is_claimed(patch: pytest.MonkeyPatch) -> None:
-    real = Submitter.publish
+    real = Submission.publish
 
-    async def publish(self: Submitter, job: Any, body: bytes, *, judge: str, resume: Resume | None = None) -> Any:
-        return await real(self, job, body, judge=judge)
+    async def publish(self: Submission, job: Any, body: bytes, *, resume: Resume | None = None) -> Any:
+        return await real(self, job, body)
 
-    patch.setattr(Submitter, "publish", publish)
+    patch.setattr(Submission, "publish", publish)
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.ingress.submit import Resubmitter
+from headrace.broker.ingress.submission import Submission
 from headrace.broker.messages.control import Check, CheckReply, ClaimReply, Refuse, RefuseReply
 from headrace.broker.messages.frames import Frame, Row
 from headrace.broker.protocol import judge
@@ -93,7 +93,7 @@ def a_refusal_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_lapsed_judge_submits_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Resubmitter, "on_gained", lambda self: None)
+    patch.setattr(Submission, "on_lease", lambda self, held: None)
 
 
 @guard

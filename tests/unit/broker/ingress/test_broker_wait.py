@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headrace.broker.ingress import submit
-from headrace.broker.ingress.submit import BrokerWait
+from headrace.broker.ingress import waits
+from headrace.broker.ingress.waits import BrokerWait
 
 
 class Broker:
@@ -38,7 +38,7 @@ async def test_no_request_waits_while_the_broker_is_there() -> None:
 
 
 async def test_more_requests_than_may_wait_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "MOST", 1)
+    monkeypatch.setattr(waits, "MOST", 1)
     broker = Broker()
     wait = BrokerWait(lambda: broker.away, longest_s=60.0)
     held = asyncio.create_task(wait.hold(60.0))

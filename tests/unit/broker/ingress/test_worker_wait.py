@@ -11,7 +11,7 @@ import pytest
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.errors import JobRefused
-from headrace.broker.ingress.submit import WorkerWait
+from headrace.broker.ingress.waits import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Frame, JobFault, Row
 from headrace.broker.messages.requests import Envelope

@@ -1,34 +1,25 @@
-"""Submission of requests: stored durably once or refused with an error, held while something is away, and submitted again."""
+"""Requests that wait at their ingress: for a broker that is away, and for a worker where there is none."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Literal, NamedTuple
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, job_headers, log_ids
-from headrace.broker.dead_letters import until_done
-from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge, WireError
-from headrace.broker.ingress.requests import OpenRequest, OpenRequests, RequestOwner
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.ingress.requests import RequestOwner
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
-from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.judge import Judge
-from headrace.broker.protocol.resume import GENERATION, Resume
-from headrace.broker.settings import IngressSettings, Timing
-from headrace.jetstream.errors import JetStreamError, NoLeader, PayloadTooLarge, PublishUnknown, QueueFull
-from headrace.jetstream.ports import HealthPort, Messaging, PubAck
-from headrace.jetstream.subjects import Subjects, moved_class
-from headrace.jetstream.tasks import TaskScope
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import Messaging, PubAck
 
 log = structlog.get_logger()
 
@@ -235,181 +226,3 @@ class WorkerWait:
                 await self._messaging.delete_message(held.stored.stream, held.stored.seq)
         except WireError as error:
             log.debug("request.left_in_queue", request_id=held.id, error=str(error))
-
-
-SUBMIT_TRIES = 3  # without an ack, however short the wait for the broker may be
-QUEUE_FULL_RETRY_AFTER_S = 1.0
-
-
-class Submitter:
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        settings: IngressSettings,
-        health: HealthPort | None,
-        *,
-        wait: BrokerWait,
-    ) -> None:
-        """`health` is notified of each success, and of each failure of the broker.
-
-        `wait` holds requests that cannot be stored yet.
-        """
-        self._messaging = messaging
-        self._subjects = subjects
-        self._settings = settings
-        self._health = health
-        self._wait = wait
-        self._loop = asyncio.get_running_loop()
-
-    async def publish(self, job: Job, body: bytes, *, judge: str, resume: Resume | None = None) -> PubAck:
-        """Store a request of the ingress `judge` in its pool's queue. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
-
-        While its stream has no leader, or no ack comes, it is held and sent again, at most for the time of `wait`.
-        One that resumes is stored as a moved one: its attempt is above 1, so that a worker claims it and learns where it is.
-        """
-        attempt = 1 if resume is None else resume.generation * GENERATION
-        request_class = job.request_class if resume is None else moved_class(job.request_class)
-        subject = self._subjects.req(job.card.pool, request_class, job.tenant)
-        headers = job_headers(attempt, sorted(resume.history) if resume is not None else [])
-        timing = self._settings.timing
-        started = self._loop.time()
-        patience: _Patience | None = None
-        try:
-            while True:
-                try:
-                    stored = await self._messaging.publish(
-                        subject,
-                        body,
-                        headers=headers,
-                        msg_id=f"{job.id}.{attempt}",
-                        ttl_s=job.deadline_s + timing.ttl_slack_s,
-                        timeout_s=timing.publish_timeout_s,
-                    )
-                except (NoLeader, PublishUnknown) as error:
-                    if patience is None:
-                        patience = _Patience(self._wait, until=started + min(job.deadline_s, self._wait.longest_s))
-                    if not patience.lasts(error, self._loop.time()):
-                        self._report(error)
-                        raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
-                except QueueFull as error:
-                    raise Overloaded(
-                        f"the queue of this model is full ({error.scope})", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
-                    ) from error
-                except PayloadTooLarge as error:
-                    raise RequestTooLarge(str(error)) from error
-                except JetStreamError as error:
-                    self._report(error)
-                    raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
-                else:
-                    if self._health is not None:
-                        self._health.stored()
-                    metrics.SUBMIT_S.observe(self._loop.time() - started)
-                    if patience is not None:
-                        patience.outcome = "back"
-                    return stored
-        finally:
-            if patience is not None:
-                patience.end()
-
-    def _report(self, error: JetStreamError) -> None:
-        if self._health is not None:
-            self._health.failed(error)
-
-
-class _Patience:
-    """Decides how long one request is sent again under the same id: a duplicate does no harm, a loss does."""
-
-    def __init__(self, wait: BrokerWait, *, until: float) -> None:
-        self.outcome = "away"
-        self._wait = wait
-        self._until = until
-        self._tries = 0
-        self._held = False
-
-    def lasts(self, error: JetStreamError, now: float) -> bool:
-        self._tries += 1
-        # A server that is busy may confirm late, without a fault.
-        if now >= self._until and not (isinstance(error, PublishUnknown) and self._tries < SUBMIT_TRIES):
-            return False
-        self._held = self._held or self._wait.enter(str(error))
-        return self._held
-
-    def end(self) -> None:
-        if self._held:
-            self._wait.leave(self.outcome)
-
-
-class Resubmitter:
-    """Publishes new generations of open requests: after a lapse of the ingress's lease, or on request."""
-
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        judge: Judge,
-        requests: OpenRequests,
-        tasks: TaskScope,
-        *,
-        timing: Timing,
-        wall: Callable[[], float],
-    ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
-        self._judge = judge
-        self._requests = requests
-        self._tasks = tasks
-        self._timing = timing
-        self._wall = wall
-        self._lapsed = False
-
-    def on_lease(self, held: bool) -> None:
-        if held:
-            self.on_gained()
-        else:
-            self.on_lapse()
-
-    def on_lapse(self) -> None:
-        metrics.LEASE_LAPSES.labels("ingress").inc()
-        self._lapsed = True
-
-    def on_gained(self) -> None:
-        """Submit every open request again if the lease had lapsed: workers may have dropped them, as those of a dead judge.
-
-        It must not be done before the lease is held again: a worker that reads a copy while there is no lease drops that, too.
-        """
-        if self._lapsed and self._tasks.is_open:
-            self._lapsed = False
-            self.resubmit()
-
-    def resubmit(self) -> None:
-        if not self._tasks.is_open:
-            return
-        for record, attempt in self._judge.on_lapse():
-            job = self._requests.get(record.id)
-            if job is not None:
-                self._tasks.spawn(self._submit(job, attempt, sorted(record.history)))
-
-    async def _submit(self, job: OpenRequest, attempt: int, history: list[HistoryEntry]) -> None:
-        log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
-        metrics.RESUBMITTED.inc()
-        envelope = job.envelope()
-        subject = self._subjects.req(job.pool, moved_class(envelope.request_class), job.tenant)
-        headers = job_headers(attempt, history)
-        nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
-
-        async def publish() -> None:
-            await self._messaging.publish(
-                subject,
-                job.body,
-                headers=headers,
-                msg_id=f"{job.id}.{attempt}@{nonce}",
-                ttl_s=message_ttl_s(job.deadline, self._wall(), self._timing.ttl_slack_s),
-                timeout_s=self._timing.publish_timeout_s,
-            )
-
-        wanted = partial(self._is_open, job.id)
-        await until_done(publish, event="resubmit.retry", retry_s=self._timing.retry_s, wanted=wanted, request_id=job.id)
-
-    def _is_open(self, request_id: str) -> bool:
-        return self._judge.get(request_id) is not None

@@ -11,8 +11,9 @@ import pytest
 from headrace.broker import metrics
 from headrace.broker.codec import encode, parse_job_headers
 from headrace.broker.errors import BrokerUnavailable
-from headrace.broker.ingress import submit as broker_wait
-from headrace.broker.ingress.submit import SUBMIT_TRIES, BrokerWait, Resubmitter, Submitter
+from headrace.broker.ingress import waits
+from headrace.broker.ingress.submission import SUBMIT_TRIES, Submission
+from headrace.broker.ingress.waits import BrokerWait
 from headrace.broker.jobs import Job
 from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.models.cards import ModelCard
@@ -57,11 +58,24 @@ def outcomes() -> dict[str, float]:
     return {name: metrics.BROKER_AWAITED.labels(name)._value.get() for name in ("back", "away", "too_many")}
 
 
+def submission(parts: Parts, messaging: Any = None, health: Health | None = None, *, longest_s: float = 60.0) -> Submission:
+    return Submission(
+        messaging or parts.messages,
+        SUBJECTS,
+        parts.judge,
+        parts.open,
+        BrokerWait(lambda: False, longest_s=longest_s),
+        health,
+        parts.tasks,
+        settings=IngressSettings(timing=Timing(retry_s=0.0)),
+        wall=lambda: 0.0,
+    )
+
+
 async def submit(stream: Stream, *, longest_s: float, deadline_s: float = 60.0, health: Health | None = None) -> PubAck:
-    wait = BrokerWait(lambda: False, longest_s=longest_s)
-    submitter = Submitter(stream, SUBJECTS, IngressSettings(), health, wait=wait)  # type: ignore[arg-type]
+    submitting = submission(Parts(), stream, health, longest_s=longest_s)
     job = Job(id="r", card=CARD, prompt_tokens=1, deadline_s=deadline_s)
-    return await asyncio.wait_for(submitter.publish(job, b"body", judge="j"), 10)
+    return await asyncio.wait_for(submitting.publish(job, b"body"), 10)
 
 
 async def test_a_request_whose_stream_has_no_leader_waits_for_one_under_one_id() -> None:
@@ -98,7 +112,7 @@ async def test_a_broker_that_cannot_store_is_no_reason_to_wait(error: JetStreamE
 
 
 async def test_more_requests_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_wait, "MOST", 0)
+    monkeypatch.setattr(waits, "MOST", 0)
     before = outcomes()
     with pytest.raises(BrokerUnavailable):
         await submit(Stream(NoLeader(), endless=True), longest_s=60.0)
@@ -116,27 +130,15 @@ async def test_a_client_that_leaves_ends_the_wait() -> None:
     assert metrics.AWAITING_BROKER._value.get() == 0
 
 
-def resubmitter(parts: Parts) -> Resubmitter:
-    return Resubmitter(
-        parts.messages,  # type: ignore[arg-type]
-        SUBJECTS,
-        parts.judge,
-        parts.open,
-        parts.tasks,
-        timing=Timing(retry_s=0.0),
-        wall=lambda: 0.0,
-    )
-
-
 async def test_a_lease_gained_after_a_lapse_submits_open_requests_once_as_a_new_generation() -> None:
     parts = Parts()
     parts.record.history = {HistoryEntry(1, "w")}
-    again = resubmitter(parts)
+    again = submission(parts)
     async with parts.tasks:
-        again.on_gained()
-        again.on_lapse()
-        again.on_gained()
-        again.on_gained()
+        again.on_lease(True)
+        again.on_lease(False)
+        again.on_lease(True)
+        again.on_lease(True)
     assert [subject for subject, _ in parts.messages.published] == [SUBJECTS.req("p", "re", "_")]
     assert parse_job_headers(parts.messages.headers[0]) == (GENERATION, [HistoryEntry(1, "w")])
 
@@ -148,13 +150,13 @@ async def test_a_batch_request_is_submitted_again_behind_interactive_ones() -> N
     batch = msgspec.structs.replace(job.envelope(), request_class="batch")
     parts.open.add(msgspec.structs.replace(job, body=encode(batch)))
     async with parts.tasks:
-        resubmitter(parts).resubmit()
+        submission(parts).resubmit()
     assert [subject for subject, _ in parts.messages.published] == [SUBJECTS.req("p", "rb", "_")]
 
 
 async def test_a_request_that_ends_meanwhile_is_not_submitted_again() -> None:
     parts = Parts()
-    again = resubmitter(parts)
+    again = submission(parts)
     parts.messages.failing = [NotConnected("away")]
     async with parts.tasks:
         again.resubmit()
@@ -164,10 +166,10 @@ async def test_a_request_that_ends_meanwhile_is_not_submitted_again() -> None:
 
 async def test_an_ingress_that_does_not_run_submits_nothing_and_keeps_the_lapse_in_mind() -> None:
     parts = Parts()
-    again = resubmitter(parts)
-    again.on_lapse()
-    again.on_gained()
+    again = submission(parts)
+    again.on_lease(False)
+    again.on_lease(True)
     assert parts.messages.published == []
     async with parts.tasks:
-        again.on_gained()
+        again.on_lease(True)
     assert len(parts.messages.published) == 1
