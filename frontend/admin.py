@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 import structlog
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.broker.errors import AdapterRefused
+from headrace.broker.models.card_store import AdapterClient
 from headrace.frontend.auth.key_ring import who
 from headrace.frontend.errors import BadRequest, RequestUnknown, RouteNotFound
 from headrace.frontend.generation.plan import tenant_in
@@ -63,16 +64,6 @@ LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
 
 
-class AdapterLoader(Protocol):
-    """`headrace.broker.models.card_store.AdapterClient` as these routes see it."""
-
-    async def load(self, pool: str, name: str, source: str, /) -> Sequence[Any]:
-        """Load an adapter on all workers of a pool. Raises NoWorker, AdapterRefused."""
-
-    async def unload(self, pool: str, name: str, /) -> Sequence[Any]:
-        """Unload an adapter; the result is empty if no worker had it. Raises AdapterRefused."""
-
-
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request to load an adapter: vLLM's fields, and the model."""
 
@@ -98,7 +89,7 @@ _unload = msgspec.json.Decoder(UnloadRequest)
 class AdapterApi:
     """Loads and unloads adapters. It answers with a JSON string in vLLM's wording."""
 
-    def __init__(self, loader: AdapterLoader, models: Models) -> None:
+    def __init__(self, loader: AdapterClient, models: Models) -> None:
         self._loader = loader
         self._models = models
 

@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 from headrace.base.errors import SettingsError
 from headrace.broker.batches.service import Batches
 from headrace.broker.files.uploads import UploadStore
-from headrace.frontend.admin import AdapterLoader
+from headrace.broker.models.card_store import AdapterClient
+from headrace.broker.spill import ResultObjects
 from headrace.frontend.errors import ErrorForm, FrontendError
 from headrace.frontend.generation.endpoint import Api, GenerationEndpoint, Lifecycle
 from headrace.frontend.http.exchange import Handler, UnaryEndpoint
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, Results, StoredJobPort
+from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.request_audit import AuditedApp, Notes
 from headrace.frontend.settings import FrontendSettings
@@ -108,7 +109,7 @@ class Stores:
     jobs: StoredJobPort | None = None
     uploads: UploadStore | None = None
     batches: Batches | None = None
-    results: Results | None = None
+    results: ResultObjects | None = None
     notes: Notes | None = None
 
 
@@ -123,7 +124,7 @@ class Site:
         *,
         lifecycle: Lifecycle | None = None,
         stores: Stores | None = None,
-        adapters: AdapterLoader | None = None,
+        adapters: AdapterClient | None = None,
         tracer: Tracer | None = None,
         document: bytes = b"",
     ) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.base.errors import HeadraceError
-from headrace.frontend.admin import AdapterLoader
+from headrace.broker.models.card_store import AdapterClient
 from headrace.frontend.admin import missed as missing_route
 from headrace.frontend.apis import Site, Stores, form_of, load_apis
 from headrace.frontend.auth.gate import Gate
@@ -51,7 +51,7 @@ def build_frontend(
     metrics: Metrics | None = None,
     lifecycle: Lifecycle | None = None,
     stores: Stores | None = None,
-    adapters: AdapterLoader | None = None,
+    adapters: AdapterClient | None = None,
     ring: KeyRing | None = None,
 ) -> Frontend:
     """Build the application over `port`. Nothing runs yet.

@@ -42,7 +42,7 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import tenant_in
 from headrace.frontend.http.bodies import decode_request
 from headrace.frontend.http.exchange import PageQuery, read_body
-from headrace.frontend.openapi import stored_errors
+from headrace.frontend.openapi import PAGE, in_path, json_answer, json_body, operation, stored_errors
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -181,37 +181,26 @@ class BatchEvent(msgspec.Struct, kw_only=True):
     data: EventData
 
 
-def batch_paths(errors: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths. `errors` are the answers of routes over stored objects that are no success."""
+def _paths() -> dict[str, Any]:
+    errors = stored_errors()
     ended = {**errors["400"], "description": "the batch has ended"}
     full = {**errors["503"], "description": "the tenant has as many batches as it may have"}
 
-    def operation(summary: str, answer: str, **more: Any) -> dict[str, Any]:
-        good = {"description": "the answer", "content": _json_answer(answer)}
-        return {"summary": summary, "responses": {"200": good, **errors, **more.pop("also", {})}, **more}
+    def asking(summary: str, answer: str, also: dict[str, Any] | None = None) -> dict[str, Any]:
+        return operation(summary, {"200": json_answer("the answer", answer), **errors, **(also or {})})
 
-    body = {"required": True, "content": _json_answer("NewBatchRequest")}
-    page = [
-        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
-        {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
-        {"name": "after", "in": "query", "schema": {"type": "string"}},
-    ]
-    in_path = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    create = asking("Answer the requests of a file", "BatchObject", {"429": full})
     return {
         "/v1/batches": {
-            "post": operation("Answer the requests of a file", "BatchObject", requestBody=body, also={"429": full}),
-            "get": operation("List batches", "BatchList", parameters=page),
+            "post": {**create, "requestBody": json_body("NewBatchRequest")},
+            "get": {**asking("List batches", "BatchList"), "parameters": PAGE},
         },
-        "/v1/batches/{id}": {"parameters": [in_path], "get": operation("A batch", "BatchObject")},
+        "/v1/batches/{id}": {"parameters": [in_path("id")], "get": asking("A batch", "BatchObject")},
         "/v1/batches/{id}/cancel": {
-            "parameters": [in_path],
-            "post": operation("Cancel a batch", "BatchObject", also={"409": ended}),
+            "parameters": [in_path("id")],
+            "post": asking("Cancel a batch", "BatchObject", {"409": ended}),
         },
     }
-
-
-def _json_answer(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 # Posts the ends of batches to the operator's webhook, signed by the rules of Standard Webhooks.
@@ -431,4 +420,4 @@ def _mount(site: Site) -> None:
         site.routes += BatchRoutes(site.stores.batches, site.settings).routes()
 
 
-API = HttpApi(mount=_mount, paths=lambda: batch_paths(stored_errors()), types=SCHEMAS)
+API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

@@ -30,7 +30,7 @@ from headrace.frontend.http.exchange import ClientGone, PageQuery, announced_byt
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader, form_events
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.openapi import stored_errors
+from headrace.frontend.openapi import in_path, json_answer, json_body, operation, stored_errors
 from headrace.frontend.settings import FrontendSettings
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -143,19 +143,14 @@ _TEXT = {"type": "string"}
 _BINARY = {"type": "string", "format": "binary"}
 
 
-def file_paths(errors: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths. `errors` are the answers of routes over stored objects that are no success."""
+def _paths() -> dict[str, Any]:
+    errors = stored_errors()
     full = {**errors["400"], "description": "the tenant has as many files or bytes as it may have"}
     wrong = {**errors, "403": full, "429": {**errors["503"], "description": "too many requests; see Retry-After"}}
 
-    def operation(summary: str, answer: str, body: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-        reference = {"application/json": {"schema": _reference(answer)}}
-        described = {
-            "summary": summary,
-            "responses": {"200": {"description": "the answer", "content": reference}, **wrong},
-            **more,
-        }
-        return described if body is None else {**described, "requestBody": {"required": True, "content": body}}
+    def asking(summary: str, answer: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        described = operation(summary, {"200": json_answer("the answer", answer), **wrong})
+        return described if body is None else {**described, "requestBody": body}
 
     page = [
         _query("purpose", _TEXT),
@@ -176,40 +171,32 @@ def file_paths(errors: dict[str, Any]) -> dict[str, Any]:
         "416": {**errors["400"], "description": "the range lies behind the end"},
         **wrong,
     }
-    in_path = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+    where = in_path("id")
     return {
         "/v1/files": {
-            "post": operation("Upload a file", "FileObject", _form(form, ["file", "purpose"])),
-            "get": operation("List files", "FileList", parameters=page),
+            "post": asking("Upload a file", "FileObject", _form(form, ["file", "purpose"])),
+            "get": {**asking("List files", "FileList"), "parameters": page},
         },
         "/v1/files/{id}": {
-            "parameters": [in_path],
-            "get": operation("A file", "FileObject"),
-            "delete": operation("Delete a file", "DeletedFile"),
+            "parameters": [where],
+            "get": asking("A file", "FileObject"),
+            "delete": asking("Delete a file", "DeletedFile"),
         },
         "/v1/files/{id}/content": {
-            "parameters": [in_path, {"name": "range", "in": "header", "schema": _TEXT}],
-            "get": {"summary": "The content of a file", "responses": download},
+            "parameters": [where, {"name": "range", "in": "header", "schema": _TEXT}],
+            "get": operation("The content of a file", download),
         },
-        "/v1/uploads": {"post": operation("Open an upload in parts", "UploadObject", _json_answer("NewUpload"))},
+        "/v1/uploads": {"post": asking("Open an upload in parts", "UploadObject", json_body("NewUpload"))},
         "/v1/uploads/{id}/parts": {
-            "parameters": [in_path],
-            "post": operation("Add a part", "UploadPart", _form({"data": _BINARY}, ["data"])),
+            "parameters": [where],
+            "post": asking("Add a part", "UploadPart", _form({"data": _BINARY}, ["data"])),
         },
         "/v1/uploads/{id}/complete": {
-            "parameters": [in_path],
-            "post": operation("Make a file of the parts", "UploadObject", _json_answer("UploadCompletion")),
+            "parameters": [where],
+            "post": asking("Make a file of the parts", "UploadObject", json_body("UploadCompletion")),
         },
-        "/v1/uploads/{id}/cancel": {"parameters": [in_path], "post": operation("Cancel an upload", "UploadObject")},
+        "/v1/uploads/{id}/cancel": {"parameters": [where], "post": asking("Cancel an upload", "UploadObject")},
     }
-
-
-def _reference(schema: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{schema}"}
-
-
-def _json_answer(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": _reference(schema)}}
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +204,8 @@ def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return {"multipart/form-data": {"schema": {"type": "object", "properties": properties, "required": required}}}
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
 
 
 def file_limits(settings: FrontendSettings) -> FileLimits:
@@ -513,4 +501,4 @@ def _mount(site: Site) -> None:
         site.routes += UploadRoutes(uploads, site.settings, site.metrics).routes()
 
 
-API = HttpApi(mount=_mount, paths=lambda: file_paths(stored_errors()), types=SCHEMAS)
+API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

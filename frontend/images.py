@@ -16,6 +16,7 @@ from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Finish, Row
 from headrace.broker.messages.requests import Picture, Pooling, PoolingInput
+from headrace.broker.spill import ResultObjects
 from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest, FrontendError
@@ -24,8 +25,7 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
 from headrace.frontend.http.bodies import decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
-from headrace.frontend.openapi import ERRORS, json_answer
-from headrace.frontend.ports import Results
+from headrace.frontend.openapi import all_errors, json_answer, json_body, operation
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.settings import FrontendSettings
@@ -114,7 +114,7 @@ def size_of(given: str | None) -> tuple[int | None, int | None]:
     return sides[0], sides[1]
 
 
-async def file_of(end: Finish, results: Results | None) -> bytes:
+async def file_of(end: Finish, results: ResultObjects | None) -> bytes:
     """Return the picture or video of a finished choice. Raises BrokerError."""
     if end.spill is None:
         return end.vector
@@ -126,7 +126,7 @@ async def file_of(end: Finish, results: Results | None) -> bytes:
 class ImageWriter(WholeWriter):
     """Collects the pictures, and fetches those that were too large for a frame."""
 
-    def __init__(self, created: int, pictures: int, counter: UsageCounter, results: Results | None) -> None:
+    def __init__(self, created: int, pictures: int, counter: UsageCounter, results: ResultObjects | None) -> None:
         self.open = pictures
         self.unsettled = True
         self._created = created
@@ -176,7 +176,7 @@ class PictureApi:
 
     kind: ClassVar[Literal["image", "video"]]
 
-    def __init__(self, model_cache: ModelCache, settings: FrontendSettings, results: Results | None) -> None:
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings, results: ResultObjects | None) -> None:
         self._model_cache = model_cache
         self.settings = settings
         self.results = results
@@ -246,17 +246,8 @@ def _mount(site: Site) -> None:
 
 
 def _paths() -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/ImageRequest"}
-    return {
-        "/v1/images/generations": {
-            "post": {
-                "summary": "Make pictures of a prompt",
-                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-                "responses": {"200": json_answer("the pictures", "ImageAnswer")}
-                | {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()},
-            }
-        }
-    }
+    answers = {"200": json_answer("the pictures", "ImageAnswer"), **all_errors()}
+    return {PATH: {"post": {**operation("Make pictures of a prompt", answers), "requestBody": json_body("ImageRequest")}}}
 
 
 API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

@@ -53,11 +53,15 @@ PAGE = [
 
 
 def stored_errors() -> dict[str, Any]:
-    return {
-        status: json_answer(text, "ErrorAnswer")
-        for status, text in ERRORS.items()
-        if status in ("400", "404", "408", "413", "503")
-    }
+    return {status: answer for status, answer in all_errors().items() if status in ("400", "404", "408", "413", "503")}
+
+
+def all_errors() -> dict[str, Any]:
+    return {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()}
+
+
+def json_body(schema: str) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
 def in_path(name: str) -> dict[str, Any]:
@@ -71,10 +75,9 @@ def changing(summary: str, request: str, answer: str) -> dict[str, Any]:
 def generation(summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True) -> dict[str, Any]:
     """Return a POST with a body, all of whose errors have the shape `error`. With `streams` it may be answered by events."""
     whole = streamed(answer) if streams else json_answer("the answer", answer)
-    body = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}}
     statuses = {**ERRORS, "529": ERRORS["503"]} if error == "AnthropicError" else ERRORS
     responses = {"200": whole} | {status: json_answer(text, error) for status, text in statuses.items()}
-    return {"summary": summary, "requestBody": body, "responses": responses}
+    return {"summary": summary, "requestBody": json_body(request), "responses": responses}
 
 
 def operation(summary: str, responses: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages.control import Explanation
 from headrace.broker.messages.durable import JobResult, ResultResponse
 from headrace.broker.messages.frames import Row
-from headrace.broker.messages.requests import Spill
 from headrace.broker.models.cards import ModelCard
 
 
@@ -184,10 +183,3 @@ class JobPort(Protocol):
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Return why a job was placed on its worker. Unknown parts are left out and raise nothing."""
-
-
-class Results(Protocol):
-    """Reads results that were too large for a frame (`headrace.broker.spill.ResultObjects`)."""
-
-    async def get(self, spill: Spill) -> bytes:
-        """Raises BrokerError."""

@@ -26,7 +26,7 @@ from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.openai.api import chat_api
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
-from headrace.frontend.openapi import ERRORS, json_answer
+from headrace.frontend.openapi import all_errors, json_answer, operation
 from headrace.frontend.prompts.model_cache import ModelCache
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
@@ -301,13 +301,8 @@ def _paths() -> dict[str, Any]:
         answer = json_answer("the text; with `stream` server-sent events", "Transcript")
         answer["content"]["text/plain"] = {"schema": {"type": "string"}}
         answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-        return {
-            "post": {
-                "summary": summary,
-                "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}},
-                "responses": {"200": answer} | {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()},
-            }
-        }
+        body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+        return {"post": {**operation(summary, {"200": answer, **all_errors()}), "requestBody": body}}
 
     return {
         "/v1/audio/transcriptions": asking("Transcribe speech", _FORM | {"language": {"type": "string"}}),

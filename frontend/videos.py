@@ -18,6 +18,7 @@ from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.errors import BrokerError
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Finish, Row
+from headrace.broker.spill import ResultObjects
 from headrace.frontend.admin import NotServed
 from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.durable_api import ConnectionEvents
@@ -28,8 +29,7 @@ from headrace.frontend.http.bodies import check_shape, decode_request, explain, 
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.images import PictureApi, file_of
-from headrace.frontend.openapi import ERRORS, PAGE, in_path, json_answer, stored_errors
-from headrace.frontend.ports import Results
+from headrace.frontend.openapi import PAGE, all_errors, in_path, json_answer, operation, stored_errors
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.stored_videos import (
     PATH,
@@ -119,7 +119,7 @@ class VideoTooLarge(FrontendError, status=500, code="video_too_large"):
 class VideoWriter(WholeWriter):
     """Takes the one file, and fetches one that was too large for a frame."""
 
-    def __init__(self, created: int, counter: UsageCounter, results: Results | None) -> None:
+    def __init__(self, created: int, counter: UsageCounter, results: ResultObjects | None) -> None:
         self.open = 1
         self.unsettled = True
         self._created = created
@@ -302,33 +302,28 @@ def _mount(site: Site) -> None:
 
 def _paths() -> dict[str, Any]:
     schema = {"schema": {"$ref": "#/components/schemas/VideoRequest"}}
+    body = {"required": True, "content": {"application/json": schema, "multipart/form-data": schema}}
     stored = stored_errors()
-    errors = {status: json_answer(text, "ErrorAnswer") for status, text in ERRORS.items()}
     file = {"video/mp4": {"schema": {"type": "string", "format": "binary"}}}
     variant = {"name": "variant", "in": "query", "schema": {"type": "string", "enum": ["video"]}}
     gone = {**stored["400"], "description": "the file is not stored any more"}
+    created = {"200": json_answer("the video as it stands", "VideoObject"), **all_errors()}
+    page = {"200": json_answer("a page of videos", "VideoList"), **stored}
     return {
-        "/v1/videos": {
-            "post": {
-                "summary": "Make a video of a prompt",
-                "requestBody": {"required": True, "content": {"application/json": schema, "multipart/form-data": schema}},
-                "responses": {"200": json_answer("the video as it stands", "VideoObject")} | errors,
-            },
-            "get": {"summary": "List videos", "parameters": PAGE}
-            | {"responses": {"200": json_answer("a page of videos", "VideoList")} | stored},
+        PATH: {
+            "post": {**operation("Make a video of a prompt", created), "requestBody": body},
+            "get": {**operation("List videos", page), "parameters": PAGE},
         },
-        "/v1/videos/{id}": {
+        f"{PATH}/{{id}}": {
             "parameters": [in_path("id")],
-            "get": {"summary": "A video"} | {"responses": {"200": json_answer("the video", "VideoObject")} | stored},
-            "delete": {"summary": "Delete a video"}
-            | {"responses": {"200": json_answer("the deleted video", "DeletedVideo")} | stored},
+            "get": operation("A video", {"200": json_answer("the video", "VideoObject"), **stored}),
+            "delete": operation("Delete a video", {"200": json_answer("the deleted video", "DeletedVideo"), **stored}),
         },
-        "/v1/videos/{id}/content": {
+        f"{PATH}/{{id}}/content": {
             "parameters": [in_path("id"), variant],
-            "get": {
-                "summary": "The file of a video",
-                "responses": {"200": {"description": "the file", "content": file}, "410": gone} | stored,
-            },
+            "get": operation(
+                "The file of a video", {"200": {"description": "the file", "content": file}, "410": gone, **stored}
+            ),
         },
     }
 
