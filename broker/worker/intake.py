@@ -23,8 +23,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode_request, job_headers, log_ids, parse_job_headers, parse_prefill_header
 from headrace.broker.dead_letters import FailedDeliveries, dead_letter
 from headrace.broker.errors import WireError
-from headrace.broker.membership.janitor import rendezvous_first
-from headrace.broker.membership.mover import message_ttl_s
+from headrace.broker.membership.mover import message_ttl_s, rendezvous_first
 from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.members import WorkerMember

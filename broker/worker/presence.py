@@ -15,9 +15,8 @@ from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.dead_letters import until_done
 from headrace.broker.membership.failure_detector import FailureDetector
-from headrace.broker.membership.janitor import Janitor, rendezvous_first
 from headrace.broker.membership.members import Members, drained_key
-from headrace.broker.membership.mover import Mover
+from headrace.broker.membership.mover import Janitor, Mover, rendezvous_first
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.messages.requests import Record
 from headrace.broker.worker.ports import KvPort

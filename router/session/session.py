@@ -24,9 +24,8 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.failure_detector import FailureDetector
-from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
-from headrace.broker.membership.mover import Mover
+from headrace.broker.membership.mover import Janitor, Mover
 from headrace.broker.messages.members import RouterMember
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
+from headrace.broker.membership.mover import Janitor
 from headrace.broker.messages.control import CheckReply, ClaimReply, RefuseReply
 from headrace.broker.worker import runs
 from headrace.jetstream import lease

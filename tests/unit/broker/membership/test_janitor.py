@@ -7,7 +7,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from headrace.broker.membership.janitor import Janitor
+from headrace.broker.membership.mover import Janitor
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.subjects import Subjects
