@@ -24,13 +24,14 @@ from headrace.broker.messages.control import (
     HistoryEntry,
     IngressControl,
     Refuse,
+    RunRef,
     Stories,
     Suspicion,
     SuspicionQuery,
     TellStories,
 )
 from headrace.broker.messages.events import JobEvents
-from headrace.broker.messages.frames import Frame
+from headrace.broker.messages.frames import Frame, Row
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.quarantine import base_worker
@@ -130,7 +131,7 @@ def forged_frame(judge: Judge, sender: WorkerSubject, frame: Frame) -> str:
     """Return why a frame of this sender is dropped, or an empty string."""
     if frame.worker != sender.worker:
         return f"it is sent by {sender.worker} in the name of {frame.worker}"
-    return _of_another_pool(judge, sender, {row.id for row in frame.rows})
+    return _of_another_pool(judge, sender, frame.rows)
 
 
 def forged_control(judge: Judge, sender: WorkerSubject, control: IngressControl) -> str:
@@ -138,15 +139,17 @@ def forged_control(judge: Judge, sender: WorkerSubject, control: IngressControl)
     if isinstance(control, Claim | Check) and control.worker != sender.worker:
         return f"it is sent by {sender.worker} in the name of {control.worker}"
     if isinstance(control, Check):
-        return _of_another_pool(judge, sender, {run.id for run in control.runs})
+        return _of_another_pool(judge, sender, control.runs)
     if isinstance(control, Claim | SuspicionQuery | Refuse):
-        return _of_another_pool(judge, sender, {control.id})
+        return _of_another_pool(judge, sender, (control,))
     return "a worker may not say that"
 
 
-def _of_another_pool(judge: Judge, sender: WorkerSubject, ids: set[str]) -> str:
-    for request_id in ids:
-        record = judge.get(request_id)
+def _of_another_pool(
+    judge: Judge, sender: WorkerSubject, named: Iterable[Row | RunRef | Claim | SuspicionQuery | Refuse]
+) -> str:
+    for one in named:
+        record = judge.get(one.id)
         if record is not None and record.pool != sender.pool:
             return f"a worker of pool {sender.pool} speaks of a request of pool {record.pool}"
     return ""

@@ -49,7 +49,7 @@ ATTEMPTS = (
         "the verdict is kept until it is sent",
         (
             Cut(
-                "broker/ingress/inbox.py",
+                "broker/ingress/requests.py",
                 "worker, answers = self._answers.popitem()\n            self._send(worker, Answers(answers=answers))",
                 "worker, answers = next(iter(self._answers.items()))\n"
                 "            self._messaging.send(self._subjects.control(worker), encode(Answers(answers=answers)))\n"
