@@ -60,8 +60,13 @@ def bounded(own: Vector, others: Vector, counts: Counts) -> Vector:
         return own
     kept = []
     for value, other, count in zip(own, others, counts, strict=True):
-        factor = reach(count)
-        kept.append(min(max(value, other / factor), other * factor))
+        factor = _REACH[min(_MOST, count)]
+        if value < other / factor:
+            kept.append(other / factor)
+        elif value > other * factor:
+            kept.append(other * factor)
+        else:
+            kept.append(value)
     return kept[0], kept[1], kept[2]
 
 

@@ -122,7 +122,9 @@ class Backlog:
         left = self._tokens + tokens
         if self._requests <= 0:
             self._requests, left = 0, 0.0  # and no tokens, so that rounding never adds up
-        self._tokens = max(0.0, left)
+        self._tokens = 0.0
+        if left > 0.0:  # `max` would be a call more, four times per change
+            self._tokens = left
         both = self._both.get(request_class)
         if both is None:
             both = self._both[request_class] = {}
@@ -132,7 +134,9 @@ class Backlog:
                 one = sums[name] = [0, 0.0]
             one[0] += requests
             left = one[1] + tokens
-            one[1] = max(0.0, left)
+            one[1] = 0.0
+            if left > 0.0:
+                one[1] = left
             if one[0] <= 0:
                 del sums[name]
         if not both:
@@ -270,7 +274,7 @@ class FairQueue:
         self._aged = Lane()
         self._balance = 0.0  # tokens that the aged have had beyond their share, as a negative number; they save nothing up
         self._aged_offered: frozenset[str] = _NO_REQUESTS  # offered as aged, the last time
-        self._entries: dict[str, QueueEntry] = {}
+        self.entries: dict[str, QueueEntry] = {}
         self._active: Counter[str] = Counter()  # requests in a lane, by tenant
         self._ageing: ExpiryHeap[QueueEntry] = ExpiryHeap()
         self._deadlines: ExpiryHeap[QueueEntry] = ExpiryHeap()
@@ -291,23 +295,23 @@ class FairQueue:
         )
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._entries
+        return request_id in self.entries
 
     def get(self, request_id: str) -> Waiting | None:
-        entry = self._entries.get(request_id)
+        entry = self.entries.get(request_id)
         return entry.request if entry else None
 
     def __iter__(self) -> Iterator[Waiting]:
-        return (entry.request for entry in self._entries.values())
+        return (entry.request for entry in self.entries.values())
 
     # Waiting requests.
 
     def add(self, request: Waiting, *, tokens: float | None = None) -> None:
         """Add a request, in place of one of the same id. `tokens`: uncached ones, by default all."""
-        if request.id in self._entries:
+        if request.id in self.entries:
             self.remove(request.id)
         fair_class = self._classes.get(request.request_class)
         if fair_class is None:
@@ -330,7 +334,7 @@ class FairQueue:
         )
         entry.row = (request.priority, key_s, self._number, entry)
         entry.due_s = arrived_s + fair_class.ageing_s
-        self._entries[request.id] = entry
+        self.entries[request.id] = entry
         self.backlog.add(fair_class.name, request.tenant, requests=1, tokens=entry.tokens)
         self._ageing.add(entry.due_s, entry)
         self._deadlines.add(deadline_s, entry)
@@ -338,7 +342,7 @@ class FairQueue:
 
     def remove(self, request_id: str) -> Waiting | None:
         """Remove a request; its tenant is charged nothing. An unknown one is ignored."""
-        entry = self._entries.pop(request_id, None)
+        entry = self.entries.pop(request_id, None)
         if entry is None:
             return None
         if not entry.held:
@@ -351,7 +355,7 @@ class FairQueue:
         return entry.request
 
     def update(self, request_id: str, tokens: float) -> None:
-        entry = self._entries.get(request_id)
+        entry = self.entries.get(request_id)
         if entry is not None and tokens != entry.tokens:
             self.backlog.add(entry.class_name, entry.request.tenant, tokens=tokens - entry.tokens)
             entry.tokens = tokens
@@ -361,14 +365,14 @@ class FairQueue:
 
         The request stays counted and its deadline watched, but its tenant is idle if it has nothing else.
         """
-        entry = self._entries.get(request_id)
+        entry = self.entries.get(request_id)
         if entry is not None and not entry.held:
             self._leave(entry)
             entry.held = True
 
     def release(self, request_id: str) -> None:
         """Offer a held request again, in its old place. Others are ignored."""
-        entry = self._entries.get(request_id)
+        entry = self.entries.get(request_id)
         if entry is not None and entry.held:
             entry.held = False
             self._enter(entry)
@@ -508,7 +512,7 @@ class FairQueue:
 
         Raises KeyError for a request that does not wait.
         """
-        entry = self._entries[request_id]
+        entry = self.entries[request_id]
         aged = request_id in self._aged_offered
         self.remove(request_id)
         request = entry.request

@@ -168,7 +168,7 @@ class Scheduler:
             return None
         overlaps = self._view.lookup(request.chain)
         work = self._work(request, overlaps)
-        congestion = pool.congestion(len(self.window.queue.interactive) + 1)
+        congestion = pool.congestion(len(self.window.interactive) + 1)
         chosen = choose_one(request, work, workers, congestion, now_s, self.settings)
         if chosen.at < 0 or not self._in_time(request, min(work), workers, now_s):
             return None
@@ -237,7 +237,7 @@ class Scheduler:
                 self._more = True
                 break
             side = pool.disagg.prefill_side(now_s)
-            if not pool.has_room(len(window.queue.interactive), side, now_s):
+            if not pool.has_room(len(window.interactive), side, now_s):
                 if pool.routers > 1:
                     pool.backoff.note_no_room(pool.loads)
                 break
@@ -254,7 +254,7 @@ class Scheduler:
     def _shed_overdue(self, now_s: float) -> list[Shed]:
         pool, window = self.pool, self.window
         late = [self._admission.late(request, now_s) for request in window.expired(now_s)]
-        refused = [unplaceable(*found) for found in window.unplaceable(now_s)] if len(pool.loads) else []
+        refused = [unplaceable(*found) for found in window.unplaceable(now_s)] if pool.loads.ordered else []
         if self.settings.prefill_unready == "refuse":
             rows = pool.disagg.refused(window.matrix, pool.disagg.prefill_side(now_s))
             refused += [no_prefill_worker(row.request) for row in rows]
@@ -276,7 +276,7 @@ class Scheduler:
 
     def _place_one(self, interactive: WorkerView, now_s: float) -> Placement | None:
         pool, window, passed_up = self.pool, self.window, False
-        waiting = len(window.queue.interactive)
+        waiting = len(window.interactive)
         most = min(self.settings.candidates, max(_LEAST_CANDIDATES, _PAIRS // len(pool.loads.ordered)))
         groups = window.queue.groups(most, now_s)
         window.refresh_candidates(groups)
@@ -339,7 +339,7 @@ class Scheduler:
         if self._more:
             return now_s + _SOONEST_S
         wake_s = min(window.queue.next_deadline_s(), now_s + _RECHECK_S)
-        wake_s = min(wake_s, self.pool.next_wake_s(len(window.queue.interactive), now_s))
+        wake_s = min(wake_s, self.pool.next_wake_s(len(window.interactive), now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
     def queued_prefill_tokens(self, now_s: float) -> float:

@@ -48,7 +48,7 @@ class Suspects:
     @property
     def awaiting_lost(self) -> int:
         """The suspects that wait for lost workers, if any do."""
-        return len(self._waiting) if self._awaits_lost and len(self._loads) else 0
+        return len(self._waiting) if self._awaits_lost and self._loads.ordered else 0
 
     def add(self, request: Waiting) -> None:
         """Take in a request that may be suspect. One that was assessed before stays so."""
@@ -71,7 +71,10 @@ class Suspects:
 
     def due(self, now_s: float) -> list[WaitingSuspect]:
         """List the suspects to try now, the most suspect first. None is tried on the last worker while others are due back."""
-        self._awaits_lost = bool(self._waiting) and self._loads.only_worker and self._lost.due(now_s) > 0
+        self._awaits_lost = False
+        if not self._waiting:
+            return []
+        self._awaits_lost = self._loads.only_worker and self._lost.due(now_s) > 0
         if self._awaits_lost:
             self._release_workers()
             return []

@@ -85,7 +85,7 @@ class TurnQueues:
         self._door = _NO_REQUESTS
         if groups and self._waiting_s is None:
             self._waiting_s = now_s
-        if not len(self.batch):
+        if not self.batch.entries:
             return groups
         backfill = [replace(group, batch=True) for group in self.batch.groups(limit, now_s)]
         if not groups:
@@ -98,7 +98,7 @@ class TurnQueues:
         return [*groups[:first], door, *groups[first:]]
 
     def _note_waiting(self) -> None:
-        if not len(self.interactive):
+        if not self.interactive.entries:
             self._waiting_s = None
             self._balance = min(self._balance, 0.0)
 
@@ -114,7 +114,7 @@ class TurnQueues:
         else:
             self.interactive.place(request_id, uncached=uncached)
             self._note_waiting()
-            if len(self.batch):
+            if self.batch.entries:
                 self._balance = min(self._balance + self._share * self.interactive.charged, _MOST_OWED)
 
     def unplace(self, request: Waiting, *, tokens: float) -> None:

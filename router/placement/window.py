@@ -1,4 +1,4 @@
-"""What waits at one router: of each request a row of costs, its turn, its overlaps, and whether any worker may take it.
+"""The waiting requests of one router: of each a row of costs, its turn, its overlaps, and whether any worker may take it.
 
 Sans-io. A request enters all of these together and leaves them together (`drop`), because only this module changes them.
 """
@@ -35,6 +35,7 @@ class Window:
         self.matrix = CostMatrix(pool.loads, pool.disagg.pool, settings.tiers)
         self.rows = self.matrix.rows
         self.queue = TurnQueues(settings.fairness)
+        self.interactive = self.queue.interactive.entries
         self.suspects = Suspects(pool.loads, pool.lost)
         self._unplaceable: dict[str, CostRow] = {}  # requests that no worker may take
 

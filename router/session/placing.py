@@ -299,7 +299,7 @@ class Dispatcher:
             self.dispatch()
             now = self._loop.time()
             nap_s = self._options.look_s
-            if self._scheduler.waiting and (wake_s := self._scheduler.next_wake_s(now)) is not None:
+            if (wake_s := self._scheduler.next_wake_s(now)) is not None:
                 nap_s = min(nap_s, max(LEAST_NAP_S, wake_s - now))
             try:
                 async with asyncio.timeout(nap_s):
