@@ -136,7 +136,7 @@ WHERE: dict[Guard, tuple[str, int]] = {
     a_promise_outlives_the_lease_of_whom_it_was_made_to: ("long prompts", 531),
     a_stopped_run_gives_its_hand_over_up: ("roles", 13),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 25),
-    what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 418),
+    what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 486),
 }
 
 
