@@ -210,7 +210,7 @@ def check(subjects: dict[str, Subject], load: Load) -> None:
 def names() -> Iterator[str]:
     """Return the subjects that there are here."""
     yield "pure"
-    if importlib.util.find_spec("headrace.router.index._table"):
+    if importlib.util.find_spec("headrace.router.index._blocks"):
         yield "compiled"
     if importlib.util.find_spec("dynamo"):
         yield "radix"

@@ -72,7 +72,7 @@ def install(layer: str) -> None:
 def sources(layer: str) -> list[Path]:
     common = [Path("pyproject.toml"), Path(__file__)]
     if layer == "base":
-        return [*common, *Path("router/index").glob("*.pyx"), *Path("router/index").glob("*.pxd")]
+        return [*common, *Path("router/index").glob("*.p*")]
     if layer == "clients":
         return [*common, *Path("tests/clients").glob("*/package.json"), Path("tests/clients/requirements.txt")]
     return common

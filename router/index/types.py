@@ -165,7 +165,7 @@ PLANE_OF: Final[dict[str, int]] = {"device": 0, "host": 1, "disk": 2}
 
 
 class BlockTable(PrefixIndex, Protocol):
-    """The interface of both implementations, pure and compiled. They answer alike, but for the blocks that they evict.
+    """The index, pure or compiled. Both answer alike, but for the blocks that they evict.
 
     Values of blocks are u64; another value raises OverflowError or TypeError at the latest when the table is dumped.
     """

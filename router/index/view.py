@@ -6,6 +6,7 @@ confirmed it yet.  A worker without events has only the second kind, for longer.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from typing import Literal, get_args
 import structlog
 
 from headrace.router.errors import SettingsInvalid, UnknownWorker
+from headrace.router.index.blocks import Blocks, Words
 from headrace.router.index.overlap_cache import OverlapCache
-from headrace.router.index.prefix import PurePrefixIndex
+from headrace.router.index.table import PrefixTable
 from headrace.router.index.types import BlockTable, OnEvict, Overlap, Tier
 
 Implementation = Literal["auto", "compiled", "pure"]
@@ -37,18 +39,17 @@ def create_index(
         raise SettingsInvalid(f"index implementation {wanted!r} is none of {', '.join(get_args(Implementation))}")
     if max_entries < 0:
         raise SettingsInvalid(f"an index cannot hold {max_entries} entries")
-    index: BlockTable | None = None
+    table, blocks, words = PrefixTable, Blocks, Words
     if wanted != "pure":
         try:
-            from headrace.router.index._table import CompiledPrefixIndex
+            memory = importlib.import_module("headrace.router.index._blocks")
+            compiled = importlib.import_module("headrace.router.index._table")
+            table, blocks, words = compiled.PrefixTable, memory.Blocks, memory.Words
         except (ImportError, ValueError) as error:  # ValueError: its parts were not built together
             if wanted == "compiled":
                 raise SettingsInvalid(f"the compiled index was not built: {error}") from error
             _log.warning("index.not_compiled", reason=str(error))
-        else:
-            index = CompiledPrefixIndex(max_entries=max_entries, on_evict=on_evict)
-    if index is None:  # an empty one is false
-        index = PurePrefixIndex(max_entries=max_entries, on_evict=on_evict)
+    index = table(blocks, words, max_entries=max_entries, on_evict=on_evict)
     _log.info("index.created", implementation=index.implementation, max_entries=max_entries)
     return index
 

@@ -36,9 +36,10 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.router.index.blocks import Blocks, Words
 from headrace.router.index.follower import KvFollower
-from headrace.router.index.prefix import PurePrefixIndex
 from headrace.router.index.snapshotter import ReplicaDeps
+from headrace.router.index.table import PrefixTable
 from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
@@ -127,7 +128,7 @@ class Cost:
     async def _router(self, machine: Machine) -> None:
         self._counted(machine)
         members = Members(machine.messaging, SUBJECTS, lease_ttl_s=SessionOptions().timing.lease_ttl_s)
-        index = PurePrefixIndex()  # also where it is compiled, whose calls cannot be counted
+        index = PrefixTable(Blocks, Words)  # also where it is compiled, whose calls cannot be counted
         view = Caches(index)
         replica = ReplicaDeps(
             messaging=machine.messaging,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from headrace.broker.membership.members import Members
 from headrace.broker.settings import Timing
 from headrace.jetstream.subjects import Subjects
-from headrace.router.index.prefix import PurePrefixIndex
+from headrace.router.index.blocks import Blocks, Words
+from headrace.router.index.table import PrefixTable
 from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
@@ -26,7 +27,9 @@ def random_scheduler(machine: Machine, shed: float) -> SchedulingPort:
 
 def real_scheduler(machine: Machine, shed: float) -> SchedulingPort:
     """What a router really runs, over an empty index; it sheds what it must."""
-    return Scheduler(SchedulerSettings(entry_expiry_s=3.0), Caches(PurePrefixIndex()), name=machine.id, seed=machine.world.seed)
+    return Scheduler(
+        SchedulerSettings(entry_expiry_s=3.0), Caches(PrefixTable(Blocks, Words)), name=machine.id, seed=machine.world.seed
+    )
 
 
 async def run_router(

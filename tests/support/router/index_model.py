@@ -1,4 +1,4 @@
-"""The index in the fewest words: a set of (worker, plane, block). What both implementations are compared with."""
+"""The index in the fewest words: a set of (worker, plane, block). What the index is compared with, compiled and interpreted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.router.index.types import ASSUMED, PLANE_OF, BlockTable, Overlap, Tier
 
-IMPLEMENTATIONS = ["pure", *(["compiled"] if importlib.util.find_spec("headrace.router.index._table") else [])]
+IMPLEMENTATIONS = ["pure", *(["compiled"] if importlib.util.find_spec("headrace.router.index._blocks") else [])]
 
 
 class ModelIndex:

@@ -26,7 +26,7 @@ def test_the_metadata_names_the_pythons_that_are_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pure", "modules"), [("1", 0), ("", 3)])
+@pytest.mark.parametrize(("pure", "modules"), [("1", 0), ("", 2)])
 def test_the_pure_wheel_leaves_the_compiled_index_out(pure: str, modules: int) -> None:
     pytest.importorskip("setuptools", minversion="77")
     script = (

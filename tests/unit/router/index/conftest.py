@@ -1,4 +1,4 @@
-"""Tests of an index run on each of its implementations."""
+"""Tests of the index run on both forms of its source, interpreted and compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both indexes, pure and compiled, against the model, after any history."""
+"""The index, interpreted and compiled, against the model, after any history."""
 
 from __future__ import annotations
 
