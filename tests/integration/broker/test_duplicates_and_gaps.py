@@ -76,9 +76,9 @@ async def test_a_publisher_that_sends_the_same_request_twice_has_it_stored_once(
         before = metrics.SETTLED.labels("done")._value.get()
         request = job(20)
         stream = await served.submit(request)
-        open_job = served._open.get(request.id)
-        assert open_job is not None
-        await served._submitter.publish(request, open_job.body, judge=served.id)
+        open_request = served._requests.get(request.id)
+        assert open_request is not None
+        await served._submission.publish(request, open_request.body)
         assert await collect(stream) == expected(request.id, 0, 20)
         await settled(session)
         await nothing_stored(connection, subjects)
