@@ -17,7 +17,7 @@ from headrace.broker.models.card_store import AdapterClient
 from headrace.frontend.auth.key_ring import who
 from headrace.frontend.errors import BadRequest, RequestUnknown, RouteNotFound
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_body, model_name, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_body, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.ports import JobPort, Models, Served
 
@@ -82,8 +82,8 @@ class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-_load = msgspec.json.Decoder(LoadRequest)
-_unload = msgspec.json.Decoder(UnloadRequest)
+_load = ReportingDecoder(LoadRequest)
+_unload = ReportingDecoder(UnloadRequest)
 
 
 class AdapterApi:

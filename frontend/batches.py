@@ -40,7 +40,7 @@ from headrace.frontend.answer_schema import CachedTokens, CompletionTokens, Expi
 from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import PageQuery, read_body
 from headrace.frontend.openapi import PAGE, in_path, json_answer, json_body, operation, stored_errors
 from headrace.frontend.settings import FrontendSettings
@@ -362,7 +362,7 @@ class _CancelBroadcast:
 
 BASE = "/v1/batches"
 
-_new = msgspec.json.Decoder(NewBatchRequest)
+_new = ReportingDecoder(NewBatchRequest)
 
 
 class BatchRoutes:

@@ -25,7 +25,7 @@ from headrace.frontend.answer_schema import ExpiresAfter, Page
 from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request, missing, wrong
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, missing, wrong
 from headrace.frontend.http.exchange import ClientGone, PageQuery, announced_bytes, body_pieces, log_ids, read_body
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader, form_events
@@ -379,6 +379,7 @@ class FileRoutes:
                         await writer.write(data)
             if "purpose" not in fields:
                 raise missing("purpose")
+            _new.report(fields.keys() - _FORM)
             assert writer is not None  # noqa: S101  # or the form would have been incomplete
             record = await writer.commit(purpose=check_purpose(fields["purpose"]), life_s=_life(fields))
         return _json(FileObject.of(record))
@@ -439,8 +440,9 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-_new = msgspec.json.Decoder(NewUpload)
-_completion = msgspec.json.Decoder(UploadCompletion)
+_new = ReportingDecoder(NewUpload)
+_FORM = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+_completion = ReportingDecoder(UploadCompletion)
 
 
 class UploadRoutes:

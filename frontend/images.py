@@ -23,7 +23,7 @@ from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.job_options import RequestOptions, job_options_of
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.openapi import all_errors, json_answer, json_body, operation
 from headrace.frontend.prompts.model_cache import ModelCache
@@ -160,7 +160,7 @@ def _answer(created: int, files: list[bytes]) -> bytes:
 
 PATH = "/v1/images/generations"
 
-_decoder = msgspec.json.Decoder(ImageRequest)
+_decoder = ReportingDecoder(ImageRequest)
 
 _TAKEN: dict[str, tuple[str, ...]] = {
     "response_format": ("b64_json",),

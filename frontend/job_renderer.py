@@ -174,6 +174,9 @@ class JobExchange(HttpExchange):
             return self._run
         return run_id(job_of_run(self._run), self._run.partition(RUN_MARK)[2], part)
 
+    def plan_again(self, job_id: str) -> None:
+        self._parts = 0
+
     @property
     def created(self) -> int:
         """Return when the job was named or stored, so that every frontend makes the same answer."""

@@ -21,7 +21,7 @@ from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import explain, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, explain, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.openai.api import chat_api
@@ -86,6 +86,7 @@ SCHEMAS = (Transcript, TranscriptDelta, TranscriptDone)
 
 FILE = "file"
 _FIELDS = frozenset(SpeechForm.__struct_fields__)
+_decoder = ReportingDecoder(SpeechForm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,7 @@ def read_form(body: bytes, content_type: str) -> Speech:
     reader.finish()
     if not sound:
         raise BadRequest("file is empty", param=FILE)
-    if unknown := fields.keys() - _FIELDS:
-        name = min(unknown)[:100]
-        raise BadRequest(f"no parameter {name!r}; there are: file, {', '.join(sorted(_FIELDS))}", param=name)
+    _decoder.report(fields.keys() - _FIELDS)
     try:
         form = msgspec.convert(fields, SpeechForm, strict=False)
     except msgspec.ValidationError as error:

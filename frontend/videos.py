@@ -25,7 +25,7 @@ from headrace.frontend.durable_api import ConnectionEvents
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_of
 from headrace.frontend.generation.sse import StreamWriter, UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import check_shape, decode_request, explain, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, check_shape, decode_request, explain, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader
 from headrace.frontend.images import PictureApi, file_of
@@ -72,7 +72,7 @@ SCHEMAS: tuple[Any, ...] = (VideoRequest, VideoObject, VideoList, DeletedVideo)
 REFERENCE = "input_reference"
 MOST_FIELD_BYTES = 128 * 1024  # four bytes for each character of the longest prompt
 
-_decoder = msgspec.json.Decoder(VideoRequest)
+_decoder = ReportingDecoder(VideoRequest)
 
 
 async def read_request(body: bytes, exchange: HttpExchange, settings: FrontendSettings) -> VideoRequest:
@@ -99,6 +99,7 @@ def read_form(body: bytes, content_type: str) -> VideoRequest:
             case FileBegin() | FileData():
                 raise _no_reference()
     reader.finish()
+    _decoder.report(fields.keys() - set(VideoRequest.__struct_fields__))
     try:
         return msgspec.convert(fields, VideoRequest, strict=False)
     except msgspec.ValidationError as error:

@@ -13,25 +13,32 @@ import msgspec
 
 from headrace.broker.jobs import parts_of
 from headrace.broker.messages.frames import Finish, Row
+from headrace.frontend.answer_schema import UNSET, UnsetType
 from headrace.frontend.anthropic.schema import (
     HINTS,
     AnswerBlock,
     AnthropicError,
     AnthropicForm,
+    AppliedEdits,
+    ClearThinking,
+    ClearToolUses,
     CountRequest,
     MessageAnswer,
     MessagesRequest,
     MessageUsage,
+    OriginalTokens,
     PromptFields,
     StopReason,
     TextBlock,
     ThinkingBlock,
+    ThinkingCleared,
     ThinkingCount,
     TokenCount,
     ToolUseBlock,
+    ToolUsesCleared,
     speaks_anthropic,
 )
-from headrace.frontend.anthropic.translate import chat_request, has_inline_system
+from headrace.frontend.anthropic.translate import chat_request, has_inline_system, without_results, without_thinking
 from headrace.frontend.apis import HttpApi, Site
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
 from headrace.frontend.generation.content_blocks import ContentBlock, ContentBlocks, arguments_of
@@ -48,6 +55,9 @@ from headrace.frontend.settings import FrontendSettings
 # Writes rows as a message of the Messages API: as events per block, or as a whole.
 
 _encode = msgspec.json.Encoder().encode
+
+Edits = AppliedEdits | UnsetType
+"""The edits that `context_management` has applied; unset = the request has none."""
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -103,8 +113,9 @@ def usage_of(counter: UsageCounter, *, ended: bool) -> MessageUsage:
 
 
 class MessageWriter(WholeWriter):
-    def __init__(self, head: Head, counter: UsageCounter, *, short: bool = False) -> None:
+    def __init__(self, head: Head, counter: UsageCounter, *, short: bool = False, edits: Edits = UNSET) -> None:
         self.open = 1
+        self._edits = edits
         self._head = head
         self._counter = counter
         self._short = short
@@ -133,6 +144,7 @@ class MessageWriter(WholeWriter):
                 stop_reason=ending.reason,
                 stop_sequence=ending.sequence,
                 usage=usage_of(self._counter, ended=True),
+                context_management=self._edits,
             )
         )
 
@@ -145,8 +157,11 @@ class MessageWriter(WholeWriter):
 
 
 class MessageEvents(StreamWriter):
-    def __init__(self, head: Head, counter: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
+    def __init__(
+        self, head: Head, counter: UsageCounter, form: AnthropicForm, *, short: bool = False, edits: Edits = UNSET
+    ) -> None:
         self.open = 1
+        self._edits = b"" if edits is UNSET else b',"context_management":%b' % _encode(edits)
         self._head = head
         self._counter = counter
         self._form = form
@@ -172,7 +187,8 @@ class MessageEvents(StreamWriter):
     def closing(self) -> bytes:
         delta = {"stop_reason": self._ending.reason, "stop_sequence": self._ending.sequence}
         usage = usage_of(self._counter, ended=True)
-        return self._event("message_delta", b'"delta":%b,"usage":%b' % (_encode(delta), _encode(usage))) + STOP
+        inner = b'"delta":%b,"usage":%b%b' % (_encode(delta), _encode(usage), self._edits)
+        return self._event("message_delta", inner) + STOP
 
     def failure(self, error: FrontendError) -> bytes:
         """Return the error event. No message_stop follows, because the message is not complete."""
@@ -231,10 +247,14 @@ class MessageEvents(StreamWriter):
         return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, inner)
 
 
+ID_PREFIX = "msg_"
 REQUEST_ID = b"request-id"  # the header that Anthropic's clients read
 
+_Edited = tuple[GenerationPlan | ContextTooLong, int, list[ThinkingCleared | ToolUsesCleared]]
+"""A plan or the error that refuses it, the tokens of the prompt before the edits, and the edits that changed it."""
+
 _decoder = ReportingDecoder(MessagesRequest, HINTS)
-_counted = msgspec.json.Decoder(CountRequest)
+_counted = ReportingDecoder(CountRequest, HINTS)
 
 
 class MessagesApi:
@@ -248,29 +268,69 @@ class MessagesApi:
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         _add_request_id(exchange)
         request = await decode_request(_decoder, body)
-        plan = await self._plan(request, exchange, at_most=request.max_tokens)
+        options = ChatOptions(id_prefix=ID_PREFIX, at_most=request.max_tokens)
+        outcome, _, applied = await self._edited(request, exchange, options)
+        if isinstance(outcome, ContextTooLong):
+            raise outcome
+        edits = UNSET if request.context_management is None else AppliedEdits(applied_edits=applied)
         writer: StreamWriter | WholeWriter
         if request.stream:
-            writer = MessageEvents(plan.head, plan.counter, self.error_form, short=plan.short)
+            writer = MessageEvents(outcome.head, outcome.counter, self.error_form, short=outcome.short, edits=edits)
         else:
-            writer = MessageWriter(plan.head, plan.counter, short=plan.short)
-        return plan.answered_by(writer)
+            writer = MessageWriter(outcome.head, outcome.counter, short=outcome.short, edits=edits)
+        return outcome.answered_by(writer)
 
     async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
         """Count the tokens of a prompt, also of one that is too long. Raises as `plan`."""
         _add_request_id(exchange)
         request = await decode_request(_counted, body)
-        try:
-            tokens = (await self._plan(request, exchange)).jobs[0].prompt_tokens
-        except ContextTooLong as error:
-            if error.tokens is None:
-                raise
-            tokens = error.tokens
-        return msgspec.json.encode(TokenCount(input_tokens=tokens))
+        outcome, original, _ = await self._edited(request, exchange, ChatOptions(id_prefix=ID_PREFIX, counts_tools=False))
+        if isinstance(outcome, ContextTooLong) and outcome.tokens is None:
+            raise outcome
+        count = TokenCount(input_tokens=_tokens(outcome))
+        if request.context_management is not None:
+            count.context_management = OriginalTokens(original_input_tokens=original)
+        return msgspec.json.encode(count)
 
-    async def _plan(self, request: PromptFields, exchange: HttpExchange, *, at_most: int | None = None) -> GenerationPlan:
+    async def _edited(self, request: PromptFields, exchange: HttpExchange, options: ChatOptions) -> _Edited:
+        """Plan a conversation with the edits that it asks for. Raises as `plan`, but for a prompt that is too long."""
+        outcome = await self._attempt(request, exchange, options)
+        original, applied = _tokens(outcome), list[ThinkingCleared | ToolUsesCleared]()
+        management = request.context_management
+        edits = (management.edits if management is not None else None) or ()
+        for edit in sorted(edits, key=lambda edit: isinstance(edit, ClearToolUses)):
+            before = _tokens(outcome)
+            if isinstance(edit, ClearThinking):
+                messages, cleared = without_thinking(request.messages, edit)
+            else:
+                messages, cleared = without_results(request.messages, edit, before)
+            if not cleared:
+                continue
+            if isinstance(outcome, GenerationPlan):
+                exchange.plan_again(outcome.jobs[0].id)
+                options = msgspec.structs.replace(options, counts_tools=False)
+            shorter = msgspec.structs.replace(request, messages=messages)
+            again = await self._attempt(shorter, exchange, options)
+            saved = max(0, before - _tokens(again))
+            if isinstance(edit, ClearThinking):
+                applied.append(ThinkingCleared(cleared_thinking_turns=cleared, cleared_input_tokens=saved))
+            elif edit.clear_at_least is not None and saved < edit.clear_at_least.value:
+                continue
+            else:
+                applied.append(ToolUsesCleared(cleared_tool_uses=cleared, cleared_input_tokens=saved))
+            request, outcome = shorter, again
+        return outcome, original, applied
+
+    async def _attempt(
+        self, request: PromptFields, exchange: HttpExchange, options: ChatOptions
+    ) -> GenerationPlan | ContextTooLong:
+        try:
+            return await self._plan(request, exchange, options)
+        except ContextTooLong as error:
+            return error
+
+    async def _plan(self, request: PromptFields, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         strip = self._settings.strip_billing_header
-        options = ChatOptions(id_prefix="msg_", at_most=at_most)
         try:
             chat = await exchange.aside(partial(chat_request, request, strip_billing=strip))
             return await self._chat.plan_chat(chat, exchange, options)
@@ -282,6 +342,13 @@ class MessagesApi:
             # the template accepts system messages at the beginning only
             merged = await exchange.aside(partial(chat_request, request, strip_billing=strip, merge_system=True))
             return await self._chat.plan_chat(merged, exchange, options)
+
+
+def _tokens(outcome: GenerationPlan | ContextTooLong) -> int:
+    """Return the length of a prompt; of one that is too long to be counted, the least that it is."""
+    if isinstance(outcome, ContextTooLong):
+        return outcome.tokens or (outcome.most or 0) + 1
+    return outcome.jobs[0].prompt_tokens
 
 
 def _add_request_id(exchange: HttpExchange) -> None:
@@ -306,6 +373,14 @@ class EffortSupport(Support, kw_only=True):
     high: Support
     xhigh: Support
     max: Support
+
+
+class ContextManagementSupport(Support, kw_only=True):
+    """The edits of conversations that requests may ask for."""
+
+    clear_thinking_20251015: Support
+    clear_tool_uses_20250919: Support
+    compact_20260112: Support
 
 
 class ServerToolSupport(Support, kw_only=True):
@@ -336,7 +411,7 @@ class Capabilities(msgspec.Struct, kw_only=True):
     batch: Support
     citations: Support
     code_execution: Support
-    context_management: Support
+    context_management: ContextManagementSupport
     effort: EffortSupport
     image_input: Support
     pdf_input: Support
@@ -430,7 +505,9 @@ def _capabilities(served: Served) -> Capabilities:
         batch=no,
         citations=no,
         code_execution=no,
-        context_management=no,
+        context_management=ContextManagementSupport(
+            supported=chat.supported, clear_thinking_20251015=chat, clear_tool_uses_20250919=chat, compact_20260112=no
+        ),
         effort=EffortSupport(supported=reasons, low=level, medium=level, high=level, xhigh=level, max=level),
         image_input=Support(supported="image" in card.media),
         pdf_input=no,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from headrace.frontend.answer_schema import UNSET, UnsetType
 from headrace.frontend.chat_schema import Nvext, Positive
 from headrace.frontend.errors import ContextTooLong, FrontendError
 
@@ -22,7 +23,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "ref
 LEAST_BUDGET = 1024
 
 HINTS = (  # without effect
-    *("cache_control", "context_management", "diagnostics", "speed"),
+    *("cache_control", "diagnostics", "speed"),
     *("inference_geo", "user_profile_id", "workspace_id"),
 )
 
@@ -70,6 +71,50 @@ class RequestMetadata(msgspec.Struct, kw_only=True):
     user_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
+class TokenAmount(msgspec.Struct, frozen=True, kw_only=True, tag="input_tokens"):
+    """A number of tokens of the prompt."""
+
+    value: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class ToolUseAmount(msgspec.Struct, frozen=True, kw_only=True, tag="tool_uses"):
+    """A number of tool uses."""
+
+    value: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class ThinkingTurns(msgspec.Struct, frozen=True, kw_only=True, tag="thinking_turns"):
+    """The last turns of the assistant that have thinking."""
+
+    value: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class AllTurns(msgspec.Struct, kw_only=True, tag="all"):
+    """All turns."""
+
+
+class ClearThinking(msgspec.Struct, kw_only=True, tag="clear_thinking_20251015", forbid_unknown_fields=True):
+    """Removes the thinking of earlier turns."""
+
+    keep: Literal["all"] | AllTurns | ThinkingTurns = ThinkingTurns(value=1)
+
+
+class ClearToolUses(msgspec.Struct, kw_only=True, tag="clear_tool_uses_20250919", forbid_unknown_fields=True):
+    """Replaces results of earlier tool uses by a note, once the prompt is longer than `trigger`."""
+
+    trigger: TokenAmount | ToolUseAmount = TokenAmount(value=100_000)
+    keep: ToolUseAmount = ToolUseAmount(value=3)
+    clear_at_least: TokenAmount | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+
+
+class ContextManagement(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Edits of the conversation before it becomes the prompt."""
+
+    edits: list[ClearThinking | ClearToolUses] | None = None
+
+
 class PromptFields(msgspec.Struct, kw_only=True):
     """The fields that become the prompt, which are all that counting needs."""
 
@@ -84,6 +129,7 @@ class PromptFields(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     mcp_servers: list[dict[str, Any]] | None = None
     container: Any = None
+    context_management: ContextManagement | None = None
 
 
 class MessagesRequest(PromptFields, kw_only=True):
@@ -111,10 +157,17 @@ class CountRequest(PromptFields, kw_only=True):
     """A prompt to be counted."""
 
 
-class TokenCount(msgspec.Struct, kw_only=True):
+class OriginalTokens(msgspec.Struct, kw_only=True):
+    """The tokens of a prompt before the edits."""
+
+    original_input_tokens: int
+
+
+class TokenCount(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
+    context_management: OriginalTokens | None = None
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
@@ -157,6 +210,26 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     output_tokens_details: ThinkingCount | None = None
 
 
+class ThinkingCleared(msgspec.Struct, kw_only=True, tag="clear_thinking_20251015"):
+    """Thinking that was left out of the prompt."""
+
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class ToolUsesCleared(msgspec.Struct, kw_only=True, tag="clear_tool_uses_20250919"):
+    """Results of tools that were left out of the prompt."""
+
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+class AppliedEdits(msgspec.Struct, kw_only=True):
+    """The edits that changed the prompt."""
+
+    applied_edits: list[ThinkingCleared | ToolUsesCleared]
+
+
 class MessageAnswer(msgspec.Struct, kw_only=True):
     """The answer of `POST /v1/messages`."""
 
@@ -168,6 +241,7 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class AnthropicFault(msgspec.Struct, kw_only=True):

@@ -7,7 +7,17 @@ from typing import Any, cast
 
 import msgspec
 
-from headrace.frontend.anthropic.schema import Block, MessageIn, MessagesRequest, PromptFields, ToolUseChoice
+from headrace.frontend.anthropic.schema import (
+    Block,
+    ClearThinking,
+    ClearToolUses,
+    MessageIn,
+    MessagesRequest,
+    PromptFields,
+    ThinkingTurns,
+    TokenAmount,
+    ToolUseChoice,
+)
 from headrace.frontend.chat_schema import (
     ChatRequest,
     Function,
@@ -188,6 +198,66 @@ def _image(source: Any, where: str) -> str:
 
 def _kind(block: Any, where: str) -> str:
     return text_at(mapping_at(block, where), "type", where)
+
+
+# The edits that `context_management` asks for, in what the client has sent: it keeps the whole conversation and sends all of it
+# again with each request.
+
+CLEARED = "[The result of this tool call has been cleared.]"
+
+
+def without_thinking(messages: Sequence[MessageIn], edit: ClearThinking) -> tuple[list[MessageIn], int]:
+    """Return the messages without the thinking of earlier turns, and the number of turns that lost theirs."""
+    if not isinstance(edit.keep, ThinkingTurns):
+        return list(messages), 0
+    turns: list[int] = []  # of each message; a turn goes on after results of tools
+    for message in messages:
+        follows = message.role != "user" or all(block.get("type") == "tool_result" for block in _blocks(message))
+        turns.append(turns[-1] if turns and follows else len(turns))
+    thinking = sorted({turn for turn, message in zip(turns, messages, strict=True) if any(map(_thinks, _blocks(message)))})
+    cleared = frozenset(thinking[: -edit.keep.value])
+    kept = []
+    for turn, message in zip(turns, messages, strict=True):
+        blocks = [block for block in _blocks(message) if turn not in cleared or not _thinks(block)]
+        if blocks or not _blocks(message):  # a message of thinking alone is gone with it
+            kept.append(_changed(message, blocks))
+    return kept, len(cleared)
+
+
+def without_results(messages: Sequence[MessageIn], edit: ClearToolUses, tokens: int) -> tuple[list[MessageIn], int]:
+    """Return the messages without results of earlier tool uses, and their number. `tokens` is the length of the prompt."""
+    uses = [block for message in messages for block in _blocks(message) if block.get("type") == "tool_use"]
+    if (tokens if isinstance(edit.trigger, TokenAmount) else len(uses)) <= edit.trigger.value:
+        return list(messages), 0
+    excluded = edit.exclude_tools or ()
+    earlier = uses[: max(0, len(uses) - edit.keep.value)]
+    names = {str(use.get("id")): str(use.get("name")) for use in earlier if use.get("name") not in excluded}
+    cleared = 0
+
+    def edited(block: Block) -> Block:
+        nonlocal cleared
+        if block.get("type") == "tool_result" and str(block.get("tool_use_id")) in names:
+            cleared += 1
+            return {**block, "content": CLEARED}
+        if block.get("type") == "tool_use" and (name := names.get(str(block.get("id")))) is not None:
+            inputs = edit.clear_tool_inputs
+            if inputs is True or (inputs and name in inputs):
+                return {**block, "input": {}}
+        return block
+
+    return [_changed(message, [edited(block) for block in _blocks(message)]) for message in messages], cleared
+
+
+def _blocks(message: MessageIn) -> Sequence[Block]:
+    return message.content if not isinstance(message.content, str) else ({"type": "text", "text": message.content},)
+
+
+def _thinks(block: Block) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking")
+
+
+def _changed(message: MessageIn, blocks: list[Block]) -> MessageIn:
+    return message if isinstance(message.content, str) else MessageIn(role=message.role, content=blocks)
 
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, get_args
 
 import msgspec
 import structlog
@@ -235,17 +235,16 @@ class Decoder(Protocol[T_co]):
 
 
 class ReportingDecoder(Generic[S]):
-    """Ignores fields of a request that its type has not, and reports each name once.
+    """Ignores fields of a request and of its parts that their types have not, and reports each name once.
 
     Requests are decoded by a type that forbids other fields, so that only those that have some are decoded a second time.
     """
 
     def __init__(self, kind: type[S], hints: Iterable[str] = ()) -> None:
-        """`hints` are fields that are known and ignored."""
-        known = [(name, Any, None) for name in hints]
-        strict = msgspec.defstruct(kind.__name__, known, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
-        self._strict = msgspec.json.Decoder(strict)
-        self._names = frozenset(strict.__struct_encode_fields__)
+        """`hints` are fields that are known and ignored, `part.field` those of a part."""
+        hints = frozenset(hints)
+        self._strict = msgspec.json.Decoder(_strict(kind, hints))
+        self._known = _known(kind, hints)
         self._lenient = msgspec.json.Decoder(kind)
         self._reported: set[str] = set()
 
@@ -257,15 +256,58 @@ class ReportingDecoder(Generic[S]):
                 raise
         request = self._lenient.decode(body)
         if len(self._reported) < MOST_NAMES:
-            names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - self._names
-            self._report({name[:_NAME_CHARS] for name in names})  # a client may send long ones, which would be kept
+            self.report(_unknown(body, self._known))
         return request
 
-    def _report(self, names: set[str]) -> None:
-        new = sorted(names - self._reported)[: MOST_NAMES - len(self._reported)]
+    def report(self, names: Iterable[str]) -> None:
+        short = {name[:_NAME_CHARS] for name in names}  # a client may send long ones, which would be kept
+        new = sorted(short - self._reported)[: MOST_NAMES - len(self._reported)]
         if new:
             self._reported.update(new)
             log.info("request.fields_ignored", fields=new)
+
+
+Known = dict[str, "Known | None"]
+"""The fields of a type; of those that are objects of one type, its fields."""
+
+
+def _part(field: msgspec.structs.FieldInfo) -> type[msgspec.Struct] | None:
+    """Return the type of a field that is an object of one type, or null."""
+    if not field.required and field.default is not None:
+        return None
+    others = [one for one in get_args(field.type) or (field.type,) if one is not type(None)]
+    (kind,) = others if len(others) == 1 else (None,)
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+
+
+def _strict(kind: type[msgspec.Struct], hints: Iterable[str], path: str = "") -> type[msgspec.Struct]:
+    """Return a type that forbids other fields, also in its parts."""
+    fields: list[Any] = [(hint.removeprefix(path), Any, None) for hint in hints if _inside(hint, path)]
+    for one in msgspec.structs.fields(kind):
+        if (part := _part(one)) is not None:
+            strict: Any = _strict(part, hints, f"{path}{one.name}.")
+            fields.append((one.name, strict) if one.required else (one.name, strict | None, one.default))
+    return msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+
+
+def _known(kind: type[msgspec.Struct], hints: Iterable[str], path: str = "") -> Known:
+    known: Known = {hint.removeprefix(path): None for hint in hints if _inside(hint, path)}
+    for one in msgspec.structs.fields(kind):
+        part = _part(one)
+        known[one.encode_name] = None if part is None else _known(part, hints, f"{path}{one.name}.")
+    return known
+
+
+def _inside(hint: str, path: str) -> bool:
+    return hint.startswith(path) and "." not in hint.removeprefix(path)
+
+
+def _unknown(body: bytes | msgspec.Raw, known: Known, path: str = "") -> Iterator[str]:
+    for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+        if name not in known:
+            yield path + name
+        elif (part := known[name]) is not None and memoryview(value)[0] == ord("{"):
+            yield from _unknown(value, part, f"{path}{name}.")
 
 
 async def decode_request(decoder: Decoder[T], body: bytes) -> T:

@@ -24,7 +24,7 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
 from headrace.frontend.generation.request_checks import hosted_type
 from headrace.frontend.generation.sse import UsageCounter
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.ollama.schema import (
     PREFIX,
@@ -210,10 +210,10 @@ def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, An
 ID_PREFIX = "ollama-"
 LATEST = ":latest"  # the tag that Ollama's clients add to names without one
 
-_chat = msgspec.json.Decoder(OllamaChatRequest)
-_prompt = msgspec.json.Decoder(OllamaPromptRequest)
-_embed = msgspec.json.Decoder(OllamaEmbedRequest)
-_vector = msgspec.json.Decoder(OllamaVectorRequest)
+_chat = ReportingDecoder(OllamaChatRequest)
+_prompt = ReportingDecoder(OllamaPromptRequest)
+_embed = ReportingDecoder(OllamaEmbedRequest)
+_vector = ReportingDecoder(OllamaVectorRequest)
 
 
 def known_name(name: str, models: Models) -> str:
@@ -375,7 +375,7 @@ SPOKEN = "0.12.11"  # the version of Ollama whose API this is; clients compare i
 FOREVER = "9999-12-31T23:59:59Z"
 TEMPLATE = "chat_template.jinja"
 
-_show = msgspec.json.Decoder(OllamaShowRequest)
+_show = ReportingDecoder(OllamaShowRequest)
 
 
 class OllamaModelRoutes:

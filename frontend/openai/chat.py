@@ -47,7 +47,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     id_prefix: str
     at_most: int | None = None  # tokens per choice; unlike `max_tokens` it may exceed the room that the context leaves
     by_token: bool = False  # parse the answer token by token even if it is not streamed, to know which token has which text
-    planned_again: bool = False  # a job will make the answer, and its carrier counts the tools that are not offered
+    counts_tools: bool = True  # False: tools that are not offered count elsewhere, or nothing is made
 
 
 class ChatAdapter(Protocol):
@@ -346,8 +346,10 @@ class ChatApi:
         )
         plan = plan_generation(request, exchange, model, self._settings, generation)
         if toolbox.not_offered:
-            exchange.more_headers.append((NOT_OFFERED, ", ".join(toolbox.not_offered).encode()))
-            if not options.planned_again:
+            header = (NOT_OFFERED, ", ".join(toolbox.not_offered).encode())
+            if header not in exchange.more_headers:  # a conversation may be planned again with edits
+                exchange.more_headers.append(header)
+            if options.counts_tools:
                 self._report(toolbox.not_offered, exchange)
         return plan
 

@@ -25,7 +25,7 @@ from headrace.frontend.answer_schema import (
 from headrace.frontend.chat_schema import Message
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request
 from headrace.frontend.http.exchange import PageQuery, read_body
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import RecordPort, ResponsePort
@@ -37,7 +37,7 @@ KIND = "chat"
 MAX_ID = 160
 
 _record = msgspec.json.Decoder(ChatRecord)
-_change = msgspec.json.Decoder(MetadataChange)
+_change = ReportingDecoder(MetadataChange)
 
 
 class ChatUnknown(FrontendError, status=404, code="completion_not_found"):

@@ -35,7 +35,7 @@ from headrace.frontend.generation.sse import (
     WholeWriter,
     prompt_logprobs,
 )
-from headrace.frontend.http.bodies import decode_request, model_name, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
@@ -363,7 +363,7 @@ REFUSED_SAMPLING = {
 
 Number = TypeVar("Number", int, float)
 
-_decoder = msgspec.json.Decoder(TokenGenerationRequest)
+_decoder = ReportingDecoder(TokenGenerationRequest)
 
 
 class TokenGenerationApi:

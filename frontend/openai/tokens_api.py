@@ -14,7 +14,7 @@ from headrace.frontend.auth.caller import check_model
 from headrace.frontend.chat_schema import ChatRequest, Message, TokenId, Tool
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.request_checks import toolbox_of
-from headrace.frontend.http.bodies import decode_request, model_name, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, model_name, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.openai.chat import named_roles, plain_messages
 from headrace.frontend.openai.token_generation import (
@@ -71,8 +71,8 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
 
 _MOST = 1 << 20  # tokens; texts too long for the model are counted up to here, which bounds memory
 
-_tokenize = msgspec.json.Decoder(TokenizeRequest)
-_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+_tokenize = ReportingDecoder(TokenizeRequest)
+_detokenize = ReportingDecoder(DetokenizeRequest)
 
 
 class TokensApi:

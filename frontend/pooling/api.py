@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages.requests import PoolingTask
@@ -15,7 +13,7 @@ from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.sse import Head, UsageCounter
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange
 from headrace.frontend.openapi import generation
 from headrace.frontend.pooling.jobs import (
@@ -53,9 +51,9 @@ from headrace.frontend.settings import FrontendSettings
 
 PURPOSES = {"embed": "embedding generation", "classify": "classification"}
 
-_embedding = msgspec.json.Decoder(EmbeddingRequest)
-_classify = msgspec.json.Decoder(ClassifyRequest)
-_pooling = msgspec.json.Decoder(PoolingRequest)
+_embedding = ReportingDecoder(EmbeddingRequest)
+_classify = ReportingDecoder(ClassifyRequest)
+_pooling = ReportingDecoder(PoolingRequest)
 
 
 class _VectorApi:
@@ -179,8 +177,8 @@ def vector_answer(
 # A model that scores pairs reads both texts at once. With a model that only makes embeddings, every text is embedded, a query
 # of many documents once, and the score is the cosine of the two vectors.
 
-_score = msgspec.json.Decoder(ScoreRequest)
-_rerank = msgspec.json.Decoder(RerankRequest)
+_score = ReportingDecoder(ScoreRequest)
+_rerank = ReportingDecoder(RerankRequest)
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 

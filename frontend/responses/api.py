@@ -206,7 +206,7 @@ def _format(text: TextFormat) -> ResponseFormat | None:
 log = structlog.get_logger()
 
 _decoder = ReportingDecoder(ResponsesRequest, HINTS)
-_counted = msgspec.json.Decoder(InputTokensRequest)
+_counted = ReportingDecoder(InputTokensRequest, HINTS)
 
 
 class ResponsesApi:
@@ -253,7 +253,7 @@ class ResponsesApi:
             id_prefix=RESPONSE_PREFIX,
             at_most=request.max_output_tokens,
             by_token=bool(chat.logprobs or request.background),
-            planned_again=bool(request.background) and not exchange.durable,
+            counts_tools=not (request.background and exchange.durable) or exchange.from_publisher,
         )
         planned = await self._plan(chat, exchange, options)
         sampling = planned.jobs[0].generation.sampling
@@ -293,7 +293,7 @@ class ResponsesApi:
         chat, _ = await exchange.aside(partial(self._chat_of, request, past.items, items))
         chat.truncate_prompt_tokens = None
         try:
-            planned = await self._plan(chat, exchange, ChatOptions(id_prefix=RESPONSE_PREFIX))
+            planned = await self._plan(chat, exchange, ChatOptions(id_prefix=RESPONSE_PREFIX, counts_tools=False))
             tokens = planned.jobs[0].prompt_tokens
         except ContextTooLong as error:
             if error.tokens is None:

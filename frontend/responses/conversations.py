@@ -22,7 +22,7 @@ from headrace.broker.jobs import new_id
 from headrace.frontend.answer_schema import MetadataChange
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import tenant_in
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import PageQuery, read_body
 from headrace.frontend.ports import RecordPort, ResponsePort
 from headrace.frontend.responses.answer import ItemList
@@ -223,9 +223,9 @@ def _too_long(what: str) -> TooLong:
 
 BASE = "/v1/conversations"
 
-_new = msgspec.json.Decoder(NewConversation)
-_change = msgspec.json.Decoder(MetadataChange)
-_added = msgspec.json.Decoder(AddedItems)
+_new = ReportingDecoder(NewConversation)
+_change = ReportingDecoder(MetadataChange)
+_added = ReportingDecoder(AddedItems)
 
 
 class ConversationRoutes:

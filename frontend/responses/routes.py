@@ -20,7 +20,7 @@ from headrace.frontend.chat_schema import ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import Plan, tenant_in, tenant_of
 from headrace.frontend.generation.sse import UsageCounter, WholeWriter
-from headrace.frontend.http.bodies import decode_request, unsupported
+from headrace.frontend.http.bodies import ReportingDecoder, decode_request, unsupported
 from headrace.frontend.http.exchange import HttpExchange, PageQuery
 from headrace.frontend.openai.api import chat_api
 from headrace.frontend.openai.chat import ChatAdapter, ChatOptions
@@ -176,7 +176,7 @@ REQUEST = (
     "step that it needs. Write only the summary."
 )
 
-_decoder = msgspec.json.Decoder(CompactRequest)
+_decoder = ReportingDecoder(CompactRequest)
 
 
 class NoSummary(FrontendError, status=502, code="engine_error", retriable=True):

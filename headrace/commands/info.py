@@ -1,4 +1,4 @@
-"""The commands `headrace config`, `headrace version` and `headrace model`, and the tables of `docs/settings.md`."""
+"""The commands `headrace config`, `headrace version` and `headrace model`, and the lists of `docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from importlib import metadata
 from typing import Any
@@ -51,23 +52,22 @@ def show_config(settings: Settings, *, as_json: bool) -> str:
 
 
 def settings_markdown() -> str:
-    """Return a table per section with every setting: key and flags, type and default, meaning."""
-    tables = []
+    """Return a list per section with every setting: key and flags, default or type, meaning."""
+    lists = []
     for name, section in SECTIONS.items():
         options = section_options(name)
         ((usual, _),) = Counter(option.commands for option in options).most_common(1)
-        rows = [_markdown_row(option, usual) for option in options]
         title = f"`[{name}]`: {section.title}" if name else "General"
-        head = [f"### {title}", "", f"For {_names(usual)}.", "", "| setting | default or type | meaning |"]
-        tables.append("\n".join([*head, "|---|---|---|", *rows]))
-    return "\n\n".join(tables) + "\n"
+        head = [f"### {title}", "", f"For {_names(usual)}.", ""]
+        lists.append("\n".join([*head, *(_markdown_item(option, usual) for option in options)]))
+    return "\n\n".join(lists) + "\n"
 
 
-def _markdown_row(option: Option, usual: tuple[Command, ...]) -> str:
+def _markdown_item(option: Option, usual: tuple[Command, ...]) -> str:
     names = ", ".join(f"`{name}`" for name in (option.key, option.setting.short, option.flag) if name)
-    meaning = option.setting.help.replace("|", "\\|")
     only = "" if option.commands == usual else f" For {_names(option.commands)}."
-    return f"| {names} | {_markdown_type(option)} | {meaning}{only} |"
+    item = f"* {names} ({_markdown_type(option)}): {option.setting.help}{only}"
+    return textwrap.fill(item, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _names(commands: tuple[Command, ...]) -> str:
@@ -76,11 +76,11 @@ def _names(commands: tuple[Command, ...]) -> str:
 
 def _markdown_type(option: Option) -> str:
     choices = [*option.choices, *filter(None, [option.setting.other])]
-    kind = " \\| ".join(choices) if option.kind == "choice" else option.kind
+    kind = ", ".join(choices) if option.kind == "choice" else option.kind
     if option.default in (None, (), {}, ""):
         return kind
     default = {True: "true", False: "false"}.get(option.default) if option.kind == "switch" else f"{option.default}"
-    return f"`{default}`" if kind in ("integer", "number", "switch", "text") else f"{kind}, `{default}`"
+    return f"`{default}`" if kind in ("integer", "number", "seconds", "switch", "text") else f"{kind}; `{default}`"
 
 
 def versions() -> dict[str, str | None]:
@@ -152,7 +152,7 @@ def add_config(commands: Any, about: str) -> None:
     config.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
     shown = config.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="as JSON: key → value and source")
-    shown.add_argument("--markdown", action="store_true", help="the settings of all commands and their defaults, as tables")
+    shown.add_argument("--markdown", action="store_true", help="the settings of all commands and their defaults, as lists")
     config.set_defaults(run=_run_config, prog="headrace config")
 
 

@@ -1,4 +1,4 @@
-"""The tables of metrics in docs/metrics.md, made from the metrics themselves.
+"""The lists of metrics in docs/metrics.md, made from the metrics themselves.
 
 `python -m tests.docs.metrics_table` writes them anew; a test compares.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,35 +86,34 @@ def _read(metric: Any) -> Declared:
     return Declared(name, kind, tuple(metric._labelnames), buckets, metric._documentation)
 
 
-def tables() -> str:
+def lists() -> str:
     parts = []
     for module, where in MODULES.items():
         parts += [
             f"`{module.replace('.', '/')}.py` ({where}):",
             "",
-            "| metric | type | meaning |",
-            "|---|---|---|",
         ]
-        parts += [_row(one) for one in declared(module)] + [""]
+        parts += [_item(one) for one in declared(module)] + [""]
     return "\n".join(parts).rstrip()
 
 
-def _row(one: Declared) -> str:
+def _item(one: Declared) -> str:
     name = one.name + (f"{{{','.join(one.labels)}}}" if one.labels else "")
-    kind = one.kind + (f", {_number(one.buckets[0])} to {_number(one.buckets[-1])}" if one.buckets else "")
-    return f"| `{name}` | {kind} | {one.help} |"
+    buckets = f" ({_number(one.buckets[0])} to {_number(one.buckets[-1])})" if one.buckets else ""
+    item = f"* `{name}`{buckets}: {one.help}"
+    return textwrap.fill(item, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _number(bound: float) -> str:
     return f"{bound:.6f}".rstrip("0").rstrip(".") if bound < 1 else f"{bound:.0f}"
 
 
-def with_tables(text: str) -> str:
-    """The document with the tables as they should be."""
+def with_lists(text: str) -> str:
+    """The document with the lists as they should be."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{lists()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    FILE.write_text(with_tables(FILE.read_text()))
+    FILE.write_text(with_lists(FILE.read_text()))

@@ -1,4 +1,4 @@
-"""The tables in docs/settings.md, as `headrace config --markdown` prints them.
+"""The lists in docs/settings.md, as `headrace config --markdown` prints them.
 
 `python -m tests.docs.settings_table` writes them anew; a test compares.
 """
@@ -14,7 +14,7 @@ END = "<!-- end of settings -->"
 
 
 def with_table(text: str) -> str:
-    """The document with the tables as they should be."""
+    """The document with the lists as they should be."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{settings_markdown()}{END}{after}"

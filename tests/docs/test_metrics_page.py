@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.docs.blocks import ROOT
-from tests.docs.metrics_table import ENGINES, FILE, MODULES, Declared, everything, imported_as, with_tables
+from tests.docs.metrics_table import ENGINES, FILE, MODULES, Declared, everything, imported_as, with_lists
 
 PACKAGES = (
     "jetstream",
@@ -55,9 +55,9 @@ def faults(one: Declared) -> list[str]:
     return found
 
 
-def test_the_tables_of_metrics_are_up_to_date() -> None:
+def test_the_lists_of_metrics_are_up_to_date() -> None:
     text = FILE.read_text()
-    assert text == with_tables(text), "run: python -m tests.docs.metrics_table"
+    assert text == with_lists(text), "run: python -m tests.docs.metrics_table"
 
 
 def test_every_metric_keeps_the_rules() -> None:

@@ -26,6 +26,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.frontend.apis import Stores
 from headrace.frontend.app import Frontend, build_frontend
 from headrace.frontend.files import file_limits
+from headrace.frontend.ports import RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.request_audit import Notes
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.subjects import Subjects
@@ -200,17 +201,26 @@ class FakeIngress:
 
 
 def frontend(
-    ingress: FakeIngress, messaging: MemoryMessaging | None = None, *, notes: Notes | None = None, **settings: Any
+    ingress: FakeIngress,
+    messaging: MemoryMessaging | None = None,
+    *,
+    notes: Notes | None = None,
+    responses: ResponsePort | None = None,
+    records: RecordPort | None = None,
+    jobs: StoredJobPort | None = None,
+    adapters: Any = None,
+    **settings: Any,
 ) -> Frontend:
-    """Files and batches are kept in memory; other stores there are none."""
+    """Files and batches are kept in memory; other stores there are none but those given."""
     wishes = FrontendSettings(**settings)
     store: Any = messaging or MemoryMessaging()
     subjects = Subjects("hr")
     files = FileStore(store, subjects, file_limits(wishes), now=store.clock)
     uploads = UploadStore(store, subjects, files, now=store.clock)
-    records = BatchStore(store, subjects, keep_s=100.0)
-    batches = Batches(records, StoredFiles(files), BatchSettings(), me="i-1", wall=store.clock)
-    return build_frontend(ingress, wishes, stores=Stores(uploads=uploads, batches=batches, notes=notes))
+    batch_records = BatchStore(store, subjects, keep_s=100.0)
+    batches = Batches(batch_records, StoredFiles(files), BatchSettings(), me="i-1", wall=store.clock)
+    stores = Stores(uploads=uploads, batches=batches, notes=notes, responses=responses, records=records, jobs=jobs)
+    return build_frontend(ingress, wishes, stores=stores, adapters=adapters)
 
 
 class Call:

@@ -9,7 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from headrace.frontend.anthropic import schema as messages
+from headrace.frontend.chat_schema import HINTS, ChatRequest
+from headrace.frontend.http.bodies import ReportingDecoder
+from headrace.frontend.responses import schema as responses
 from tests.support.frontend.answer_parts import content, say_parts
 from tests.support.frontend.fakes import CARD, FILES, MODEL, TEMPLATE, FakeServed
 from tests.support.frontend.responses_client import Client
@@ -17,6 +22,11 @@ from tests.support.frontend.responses_client import Client
 FOLDER = Path(__file__).parents[2] / "clients" / "samples"
 PROGRAMS = sorted(file.stem for file in FOLDER.glob("*.json"))
 AGENT = msgspec.structs.replace(CARD, tool_parser="hermes", reasoning_parser="think", context_length=131_072)
+REQUESTS: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
+    "/v1/chat/completions": (ChatRequest, HINTS),
+    "/v1/messages": (messages.MessagesRequest, messages.HINTS),
+    "/v1/responses": (responses.ResponsesRequest, responses.HINTS),
+}
 OFFERING = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}" + TEMPLATE
 
 
@@ -42,3 +52,12 @@ async def test_what_a_program_sends_becomes_a_job_that_offers_its_tools(program:
         assert answer.status == 200, answer.body
         prompt = client.prompt()
         assert [name for name in tool_names(sample["body"].get("tools", [])) if f"{name}>" not in prompt] == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_field_that_a_program_sends_is_known(program: str) -> None:
+    for sample in json.loads((FOLDER / f"{program}.json").read_text()):
+        kind, hints = REQUESTS[sample["path"].partition("?")[0]]
+        with capture_logs() as logs:
+            ReportingDecoder(kind, hints).decode(json.dumps(sample["body"]).encode())
+        assert logs == []

@@ -106,7 +106,6 @@ REFUSED: list[tuple[list[tuple[str, str]], str, str]] = [
     ([("temperature", "1.5")], "temperature", "temperature"),
     ([("stream", "maybe")], "stream", "stream"),
     ([("language", "x")], "language", "language"),
-    ([("colour", "red")], "colour", "colour"),
 ]
 
 

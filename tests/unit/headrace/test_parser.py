@@ -145,11 +145,11 @@ def test_config_is_toml_that_gives_the_same_settings_again(capsys: pytest.Captur
     assert values["worker.engine_args"]["value"] == {"a": 1}
 
 
-def test_config_prints_every_setting_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_prints_every_setting_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--markdown"]) == 0
     shown = capsys.readouterr().out
-    assert [option.key for option in all_options() if f"| `{option.key}`" not in shown] == []
-    assert "| `frontend.port`, `--port` | `8000` |" in shown
+    assert [option.key for option in all_options() if f"* `{option.key}`" not in shown] == []
+    assert "* `frontend.port`, `--port` (`8000`): " in shown
 
 
 def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,20 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 from structlog.testing import capture_logs
 
+from headrace.frontend.admin import LOAD, UNLOAD
 from headrace.frontend.anthropic import schema as messages
 from headrace.frontend.chat_schema import HINTS, ChatRequest, CompletionRequest
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.bodies import MOST_NAMES, ReportingDecoder, decode_body
+from headrace.frontend.openapi import build_openapi
 from headrace.frontend.responses import schema as responses
 from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, post
+from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
+from tests.support.frontend.stored_jobs import MemoryJobs
 
-ROWS = [
-    line.split("|")[1:3]
-    for line in (Path(__file__).parents[4] / "docs" / "http.md").read_text().split("\n### Messages")[0].splitlines()
-    if line.startswith("| `")
+ITEMS = [
+    " ".join(item.split()).partition(": ")[::2]
+    for item in (Path(__file__).parents[4] / "docs" / "http.md").read_text().split("\n### Messages")[0].split("\n* ")
 ]
 
 KNOWN: list[tuple[Any, Any, tuple[str, ...]]] = [
@@ -40,8 +46,8 @@ OPENAI = {
 
 
 def decided(name: str) -> str:
-    """What the table says of a field."""
-    said = [what for names, what in ROWS if f"`{name}`" in names or f"`{name}." in names]
+    """What the list says of a field."""
+    said = [what for names, what in ITEMS if f"`{name}`" in names or f"`{name}." in names]
     assert said, f"docs/http.md does not say what becomes of {name}"
     return said[0]
 
@@ -152,3 +158,110 @@ async def test_a_request_with_such_a_field_is_answered() -> None:
     with capture_logs() as logs:
         assert (await post(frontend(ingress).app, chat(of_no_api={"at": ["all"]}))).status == 200
     assert [line["fields"] for line in logs if line["event"] == "request.fields_ignored"] == [["of_no_api"]]
+
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/{completion_id}": {"metadata": {}},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/responses/compact": {"model": MODEL, "input": "hi"},
+    "/v1/conversations": {},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "hi"}]},
+    "/v1/messages": {**CHAT, "max_tokens": 5},
+    "/v1/messages/count_tokens": CHAT,
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/classify": {"input": "hi"},
+    "/v1/pooling": {"input": "hi"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/images/generations": {"prompt": "hi"},
+    "/v1/videos": {"prompt": "hi"},
+    "/v1/tokenize": {"prompt": "hi"},
+    "/v1/detokenize": {"tokens": [65]},
+    "/inference/v1/generate": {"token_ids": [65], "sampling_params": {}},
+    "/api/chat": CHAT,
+    "/api/generate": {"model": MODEL, "prompt": "hi"},
+    "/api/embed": {"model": MODEL, "input": "hi"},
+    "/api/embeddings": {"model": MODEL, "prompt": "hi"},
+    "/api/show": {"model": MODEL},
+    "/v1/uploads": {"filename": "a.jsonl", "purpose": "batch", "bytes": 1, "mime_type": "application/jsonl"},
+    "/v1/uploads/{id}/complete": {"part_ids": ["part-1"]},
+    "/v1/batches": {"endpoint": "/v1/embeddings", "input_file_id": "file-1", "completion_window": "24h"},
+    LOAD: {"lora_name": "a", "lora_path": "/a"},
+    UNLOAD: {"lora_name": "a"},
+}
+SAME = {
+    **{path: f"/v1{path}" for path in ("/score", "/rerank", "/classify", "/pooling", "/tokenize", "/detokenize")},
+    "/v2/rerank": "/v1/rerank",
+}
+
+PARTS: dict[str, dict[str, Any]] = {
+    "options.num_ctx": {"path": "/api/chat", **CHAT, "options": {"num_ctx": 4096, "top_k": 3}},
+    "sampling_params.n_best": {"path": "/inference/v1/generate", "token_ids": [65], "sampling_params": {"n_best": 1}},
+    "output_config.format.draft": {
+        "path": "/v1/messages",
+        **CHAT,
+        "max_tokens": 5,
+        "output_config": {"format": {"schema": {"type": "object"}, "draft": 7}},
+    },
+    "text.voice": {"path": "/v1/responses", "input": "hi", "text": {"verbosity": "low", "voice": "alto"}},
+}
+"""Fields of parts of a request, and a request that has one."""
+
+
+class NoLoader:
+    """Loads no adapter."""
+
+    async def load(self, pool: str, name: str, source: str) -> list[Any]:
+        return []
+
+    async def unload(self, pool: str, name: str) -> list[Any]:
+        return []
+
+
+async def ignored_by(path: str, body: Any, **headers: str) -> list[list[str]]:
+    stores: dict[str, Any] = {"responses": MemoryStore(), "records": MemoryRecords(), "jobs": MemoryJobs()}
+    served = frontend(FakeIngress(), **stores, adapters=NoLoader(), adapter_routes=True)
+    with capture_logs() as logs:
+        await post(served.app, body, path, headers=headers)
+    return [line["fields"] for line in logs if line["event"] == "request.fields_ignored"]
+
+
+def test_every_route_with_a_json_body_is_tried() -> None:
+    taken = {
+        path
+        for path, item in json.loads(build_openapi())["paths"].items()
+        if "application/json" in item.get("post", {}).get("requestBody", {}).get("content", {})
+    }
+    assert taken | {LOAD, UNLOAD} == BODIES.keys() | SAME.keys()
+
+
+@pytest.mark.parametrize("path", [*BODIES, *SAME])
+async def test_no_route_ignores_a_field_in_silence(path: str) -> None:
+    body, name = BODIES[SAME.get(path, path)], f"of_no_api{path}"
+    assert await ignored_by(re.sub(r"{\w+}", "x", path), {**body, name: {"at": "all"}}) == [[name]]
+
+
+@pytest.mark.parametrize("name", PARTS)
+async def test_nor_does_a_part_of_a_request(name: str) -> None:
+    body = dict(PARTS[name])
+    assert await ignored_by(body.pop("path"), body) == [[name]]
+
+
+FORMS = [("/v1/videos", ("prompt",)), ("/v1/files", ("purpose", "file")), ("/v1/audio/transcriptions", ("file",))]
+
+
+@pytest.mark.parametrize(("path", "fields"), FORMS)
+async def test_nor_does_a_form(path: str, fields: Sequence[str]) -> None:
+    values = {"prompt": "hi", "purpose": "user_data", "of_no_form": "1", "file": "content"}
+    parts = "".join(
+        f'--b\r\nContent-Disposition: form-data; name="{name}"{"; filename=a" * (name == "file")}\r\n\r\n{values[name]}\r\n'
+        for name in ("of_no_form", *fields)
+    )
+    assert await ignored_by(path, f"{parts}--b--\r\n".encode(), **FORM) == [["of_no_form"]]
