@@ -107,7 +107,7 @@ class Faulty:
             def fails(_now_s: float) -> Any:
                 raise ZeroDivisionError("a bug that this pool's data has found")
 
-            session._state.scheduler.decide = fails  # type: ignore[method-assign]
+            session.window.scheduler.decide = fails  # type: ignore[method-assign]
         return session
 
 
