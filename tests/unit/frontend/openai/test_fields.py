@@ -202,7 +202,7 @@ SAME = {
 }
 
 PARTS: dict[str, dict[str, Any]] = {
-    "options.num_ctx": {"path": "/api/chat", **CHAT, "options": {"num_ctx": 4096, "top_k": 3}},
+    "options.num_none": {"path": "/api/chat", **CHAT, "options": {"num_none": 4096, "top_k": 3}},
     "sampling_params.n_best": {"path": "/inference/v1/generate", "token_ids": [65], "sampling_params": {"n_best": 1}},
     "output_config.format.draft": {
         "path": "/v1/messages",
