@@ -10,26 +10,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
 
-from headrace.workers.engine import (
-    Capabilities,
-    EngineConfig,
-    EngineInfo,
-    KvBatch,
-    Load,
-    Output,
-    Pooled,
-    PoolItem,
-    Role,
-    Sequence,
-    Sink,
-)
-from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
-from headrace.workers.kit import refuse_undeclared
+from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, Load, Output, Sequence, Sink
+from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid
+from headrace.workers.kit import EngineBase, refuse_undeclared
 from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 
 SLOTS, BLOCKS, BLOCK_SIZE, CONTEXT = 16, 4096, 16, 2048
@@ -37,16 +23,17 @@ EOS = 2  # of the bundled tokenizer
 TEMPLATE = "{{ messages[-1].content }}"  # a chat prompt is the last message and nothing else
 
 
-class EchoEngine:
+class EchoEngine(EngineBase):
     """Answers with the prompt's tokens, one per step, then with the end token."""
 
+    NAME = "echo engine"
     # Aggregated, no cache events, no log-probabilities. It can resume; and with no cache, salts keep apart what is cached.
     capabilities = Capabilities(cache_salt=True, resume_penalties=True, resume_repetition=True)  # penalties change no answer
 
     def __init__(self) -> None:
+        super().__init__()
         self._running: dict[str, tuple[Sequence, int]] = {}  # and the tokens given so far
         self._work = asyncio.Event()
-        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="echo-"))
 
@@ -69,7 +56,7 @@ class EchoEngine:
         )
 
     async def submit(self, sequence: Sequence) -> None:
-        await self.healthy()
+        self.check_alive()
         refuse_undeclared(self.capabilities, sequence)
         if len(sequence.token_ids) >= CONTEXT:
             raise RequestInvalid(f"{len(sequence.token_ids)} tokens leave no room in a context of {CONTEXT}", param="prompt")
@@ -113,42 +100,12 @@ class EchoEngine:
         used = sum(len(sequence.token_ids) // BLOCK_SIZE + 1 for sequence, _ in self._running.values())
         return Load(running=len(self._running), blocks_used=used, blocks_total=BLOCKS)
 
-    async def healthy(self) -> None:
+    def check_alive(self) -> None:
         if self._task is None or self._task.done():
             raise EngineDead("the echo engine does not run")
-
-    async def died(self) -> str:
-        return await self._dead  # it never does
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()
 
     async def stop(self, grace_s: float) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=grace_s)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    # What an engine without cache events, hand-over, vectors and operations of its own says.
-
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        raise UnsupportedByEngine("the echo engine has no cache")
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        raise UnsupportedByEngine("the echo engine has no cache")
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        pass
-
-    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        pass
-
-    async def set_role(self, role: Role) -> None:
-        if role is not Role.AGGREGATED:
-            raise UnsupportedByEngine(f"the echo engine cannot be {role.value}")
-
-    async def pool(self, item: PoolItem) -> Pooled:
-        raise UnsupportedByEngine("the echo engine makes no vectors")
-
-    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise UnsupportedByEngine(f"the echo engine has no operation {op!r}")

@@ -173,15 +173,15 @@ _ABSENT = "absent"
 
 
 def _vllm() -> str | None:
-    from headrace.workers.vllm.installed_check import check_compiler, check_packages
+    from headrace.workers.vllm.settings import SETTINGS, check_compiler
 
-    return _state("vllm", lambda: check_packages("torch", "vllm"), lambda: check_compiler({}, os.environ))
+    return _state("vllm", SETTINGS.check_packages, lambda: check_compiler({}, os.environ))
 
 
 def _sglang() -> str | None:
-    from headrace.workers.sglang.parsing import check_packages
+    from headrace.workers.sglang.settings import SETTINGS
 
-    return _state("sglang", check_packages)
+    return _state("sglang", SETTINGS.check_packages)
 
 
 def _state(module: str, *checks: Callable[[], None]) -> str | None:

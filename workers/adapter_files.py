@@ -21,7 +21,7 @@ from headrace.workers.adapter_cache import AdapterCache, AdapterFolder
 from headrace.workers.adapter_source import CONFIG, FILES, AdapterSource, AllowedSources, check_adapter_folder, parse_source
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.errors import AdapterFilesError, EngineStartFailed
-from headrace.workers.kit import ADAPTERS_ARG
+from headrace.workers.lora import ADAPTERS_ARG
 
 PIECE = 1024 * 1024  # bytes
 

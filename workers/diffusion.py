@@ -7,11 +7,11 @@ import inspect
 import io
 import json
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
@@ -23,7 +23,6 @@ from headrace.workers.engine import (
     Capabilities,
     EngineConfig,
     EngineInfo,
-    KvBatch,
     Load,
     Pooled,
     PoolItem,
@@ -32,7 +31,7 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.kit import EngineSupport, words
+from headrace.workers.kit import EngineBase, EngineSupport, words
 from headrace.workers.tokens import token_table
 
 log = structlog.get_logger()
@@ -68,19 +67,20 @@ class Stopped(Exception):
     """The picture is not wanted any more."""
 
 
-class DiffusionEngine:
+class DiffusionEngine(EngineBase):
     """Runs one pipeline. Requests take turns in the order of arrival."""
 
+    NAME = "diffusion engine"
     capabilities: Capabilities = ABILITIES
 
     def __init__(self) -> None:
+        super().__init__()
         self._settings = DiffusionSettings()
         self._pipe: Any = None
         self._takes: Mapping[str, inspect.Parameter] = {}
         self._kind: Literal["image", "video"] = "image"
         self._free = asyncio.Semaphore(1)  # held until the thread has ended, also for a call that is cancelled
         self._inside = 0  # pictures or videos that are made or wait for their turn
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         if config.role is not Role.AGGREGATED:
@@ -116,7 +116,7 @@ class DiffusionEngine:
 
     async def pool(self, item: PoolItem) -> Pooled:
         """Make the picture or the video of an input. A cancelled call ends between two steps."""
-        self._alive()
+        self.check_alive()
         picture = item.picture
         if picture is None or item.task != self._kind:
             raise UnsupportedByEngine(f"this diffusion engine makes {self._kind}s; it has no task {item.task!r}", param="model")
@@ -146,9 +146,12 @@ class DiffusionEngine:
 
     async def _over(self, future: asyncio.Future[Any]) -> None:
         """Wait for the end of a future or of the engine. Raises EngineDead."""
-        futures: list[asyncio.Future[Any]] = [future, self._death]
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        self._alive()
+        death = asyncio.create_task(self._dead.wait())
+        try:
+            await asyncio.wait([future, death], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+        self.check_alive()
 
     def _ended(self, work: asyncio.Future[bytes]) -> None:
         self._free.release()
@@ -228,9 +231,9 @@ class DiffusionEngine:
         made.images[0].save(file, "PNG")
         return file.getvalue()
 
-    def _alive(self) -> None:
-        if self._death.done():
-            raise EngineDead(f"the diffusion engine is dead: {self._death.result()}")
+    def check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDead(f"the diffusion engine is dead: {self._death}")
         if self._pipe is None:
             raise EngineDead("the diffusion engine is not started")
 
@@ -240,21 +243,8 @@ class DiffusionEngine:
         running = min(self._inside, 1)
         return Load(running=running, waiting=self._inside - running)
 
-    async def healthy(self) -> None:
-        self._alive()
-
-    async def died(self) -> str:
-        return await asyncio.shield(self._death)
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()
-
-    def die(self, reason: str) -> None:
-        if not self._death.done():
-            self._death.set_result(reason)
-
     async def stop(self, grace_s: float) -> None:
-        self.die("stopped")
+        self._die("stopped")
         try:
             async with asyncio.timeout(grace_s):
                 await self._free.acquire()
@@ -262,32 +252,11 @@ class DiffusionEngine:
             log.warning("diffusion.still_computing", grace_s=grace_s)
         self._pipe = None
 
-    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise UnsupportedByEngine(f"a diffusion engine has no operation {op!r}", param="op")
-
-    # -- of engines that generate text ---------------------------------------------------------------------------
-
     async def submit(self, sequence: Sequence) -> None:
         raise UnsupportedByEngine("a diffusion engine makes pictures or videos, and generates no text", param="model")
 
     async def abort(self, ids: Seq[str]) -> None:
         """Do nothing: a picture stops when its call is cancelled, and nothing else runs here."""
-
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        _no_cache()
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        _no_cache()
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Ignore the peers: no engine hands anything over to this one."""
-
-    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """Release nothing, as no blocks are on offer."""
-
-    async def set_role(self, role: Role) -> None:
-        if role is not Role.AGGREGATED:
-            raise UnsupportedByEngine(f"a diffusion engine has no role {role.value!r}", param="role")
 
 
 def check_folder(model: str) -> None:
@@ -355,7 +324,3 @@ def _tokenizer(pipe: Any, folder: Path) -> tuple[Path, int]:
     ]
     longest, path = max(found, default=(LONGEST_PROMPT, BUNDLED_TOKENIZER))
     return path, longest
-
-
-def _no_cache() -> NoReturn:
-    raise UnsupportedByEngine("a diffusion engine has no KV cache")

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 
 from headrace.workers.engine import Engine
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.kit import EngineSupport
 from headrace.workers.parsing.selection import ParserFamily
 
-NAMES = ("sim", "sglang", "trtllm", "vllm", "diffusion")
+_HOMES = {
+    "sim": "sim.engine:SimEngine",
+    "sglang": "sglang.engine:SglangEngine",
+    "trtllm": "trtllm.engine:TrtllmEngine",
+    "vllm": "vllm.engine:VllmEngine",
+    "diffusion": "diffusion:DiffusionEngine",
+}
+NAMES = tuple(_HOMES)
 MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
 """The members that the engine protocol requires."""
 
@@ -19,29 +27,13 @@ def create(name: str) -> Engine:
 
     Raises EngineStartFailed for an unknown name, or an engine that is not installed or does not implement the protocol.
     """
-    try:
-        if name == "sim":
-            from headrace.workers.sim.engine import SimEngine
-
-            return SimEngine()
-        if name == "diffusion":
-            from headrace.workers.diffusion import DiffusionEngine
-
-            return DiffusionEngine()
-        if name == "trtllm":
-            from headrace.workers.trtllm.engine import TrtllmEngine
-
-            return TrtllmEngine()
-        if name == "vllm":
-            from headrace.workers.vllm.engine import VllmEngine
-
-            return VllmEngine()
-        if name == "sglang":
-            from headrace.workers.sglang.engine import SglangEngine
-
-            return SglangEngine()
-    except ModuleNotFoundError as error:
-        raise EngineStartFailed(f"engine {name!r} is not installed here: {error}") from error
+    if name in _HOMES:
+        try:
+            module, made = _home(name)
+        except ModuleNotFoundError as error:
+            raise EngineStartFailed(f"engine {name!r} is not installed here: {error}") from error
+        engine: Engine = getattr(module, made)()
+        return engine
     if ":" in name:
         return _load(name)
     raise EngineStartFailed(f"engine {name!r} is unknown; there are {', '.join(NAMES)}, or your own as module:Class")
@@ -49,8 +41,17 @@ def create(name: str) -> Engine:
 
 def supports() -> tuple[EngineSupport, ...]:
     """Return what each engine of `NAMES` declares over all of its settings. Needs none of them installed."""
-    homes = [f"{name}.support" for name in NAMES if name != "diffusion"] + ["diffusion"]  # one module, which imports no package
-    return tuple(importlib.import_module(f"headrace.workers.{home}").SUPPORT for home in homes)
+    return tuple(map(support_of, NAMES))
+
+
+def support_of(name: str) -> EngineSupport:
+    support: EngineSupport = _home(name)[0].SUPPORT
+    return support
+
+
+def _home(name: str) -> tuple[ModuleType, str]:
+    module, _, made = _HOMES[name].partition(":")
+    return importlib.import_module(f"headrace.workers.{module}"), made
 
 
 def _load(name: str) -> Engine:

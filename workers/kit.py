@@ -1,4 +1,4 @@
-"""Common parts of engine adapters: declared support, LoRA settings, checks of arguments, ports, and NIXL's pace.
+"""The base of engines, and what adapters share: declared support, refusals, life and death, ports, and NIXL's pace.
 
 A started engine declares what it can do as it was started (`Engine.capabilities`). `EngineSupport` is the union over all
 configurations: the support table of the documentation is made from it, and the engine contract tests
@@ -7,19 +7,25 @@ configurations: the support table of the documentation is made from it, and the 
 
 from __future__ import annotations
 
-import ast
-import json
-import re
+import asyncio
+import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from headrace.workers.engine import Capabilities, DisaggStyle, EngineConfig, Sequence
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+import structlog
+
+from headrace.workers.engine import Capabilities, DisaggStyle, KvBatch, Load, Pooled, PoolItem, Role, Sequence
+from headrace.workers.errors import EngineDead, EngineStartFailed, UnsupportedByEngine, WorkerError
+from headrace.workers.process_guard import ProcessTree
+
+_log = structlog.get_logger()
+
+GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
+"""The kinds of structured output that vLLM, SGLang and TensorRT-LLM know."""
+ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
 
 _FLAGS = (
     "seeds",
@@ -68,7 +74,7 @@ def words(capabilities: Capabilities, kinds: Iterable[str] = ()) -> frozenset[st
     return frozenset(found)
 
 
-_GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
+GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 
 
 def refuse_undeclared(capabilities: Capabilities, sequence: Sequence) -> None:
@@ -76,7 +82,7 @@ def refuse_undeclared(capabilities: Capabilities, sequence: Sequence) -> None:
 
     A priority is never refused: an engine without priorities serves in the order of arrival.
     """
-    kinds = [name for name in sequence.guided or () if name not in _GUIDED_OPTIONS]
+    kinds = [name for name in sequence.guided or () if name not in GUIDED_OPTIONS]
     media = [str(item.get("kind")) for item in sequence.media]
     sampling = sequence.sampling
     needs: tuple[tuple[str, bool], ...] = (
@@ -96,125 +102,151 @@ def refuse_undeclared(capabilities: Capabilities, sequence: Sequence) -> None:
         raise UnsupportedByEngine(f"this worker's engine hands nothing over: it cannot be the {sequence.handover.kind} side")
 
 
-# Reads the LoRA adapters that an engine's settings name (`adapters={"name": "folder", …}`), in the format of PEFT.
+class EngineBase:
+    """The members of `headrace.workers.engine.Engine` that are alike in most engines.
 
-ADAPTERS_ARG = "adapters"
-ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
-CONFIG = "adapter_config.json"
-
-A = TypeVar("A")
-
-
-@dataclass(frozen=True, slots=True)
-class LoraConfig:
-    """The part of an adapter's configuration that decides what room an engine needs for it."""
-
-    rank: int
-    modules: tuple[str, ...]
-
-
-def adapters_of(config: EngineConfig, read: Callable[[str, str, int], A]) -> dict[str, A]:
-    """Read the adapters of the engine's settings. Raises EngineStartFailed with the reason.
-
-    `read` makes an engine's own record of an adapter, from its name, its folder and its number, from 1.
+    An engine without cache events, hand-overs, vectors and operations writes `start`, `submit`, `abort`, `load` and `stop`.
     """
-    given = config.args.get(ADAPTERS_ARG) or {}
-    if not isinstance(given, Mapping):
-        raise EngineStartFailed(
-            f'{ADAPTERS_ARG} must be a map of names to folders, such as {{"fr": "/models/fr"}}, got {given!r}'
-        )
-    found = {}
-    for number, (name, folder) in enumerate(given.items(), 1):
-        if not name or not isinstance(folder, str):
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} must name a folder, got {folder!r}")
-        if name == config.served_name:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is the name of the model itself")
-        try:
-            found[name] = read(name, folder, number)
-        except EngineError as error:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
-    return found
+
+    NAME: ClassVar[str]
+    """The engine's name in errors."""
+    LOOK_EVERY_S: ClassVar[float | None] = None
+    """How often `look` is asked whether the engine lives. None: it reports its death by itself."""
+
+    capabilities: Any = Capabilities()
+
+    def __init__(self) -> None:
+        self._death: str | None = None
+        self._dead = asyncio.Event()
+        self._kv: Any = None  # the readers of KV events, by rank
+
+    def _die(self, reason: str) -> bool:
+        """Record the reason of the engine's death. Returns whether it is the first one, which counts."""
+        first = self._death is None
+        self._death = self._death or reason
+        self._dead.set()
+        return first
+
+    def declare_dead(self, reason: str) -> None:
+        if self._die(reason):
+            _log.error("engine.died", reason=reason, sequences=self.dropped())
+
+    def dropped(self) -> int:
+        """Forget the sequences of an engine that has died, and return how many they were."""
+        return 0
+
+    def look(self) -> None:
+        """Declare the engine dead if it is; for engines that do not report it."""
+
+    def check_alive(self) -> None:
+        """Raise EngineDead unless the engine can serve."""
+        self.look()
+        if self._death is not None:
+            raise EngineDead(self._death)
+
+    async def healthy(self) -> None:
+        self.check_alive()
+
+    async def died(self) -> str:
+        while self._death is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.LOOK_EVERY_S):
+                    await self._dead.wait()
+            self.look()
+        return self._death
+
+    def blamed(self) -> frozenset[str]:
+        return frozenset()
+
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
+        reader: AsyncGenerator[KvBatch] = self._events_of(rank).read()
+        return reader
+
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
+        kept: list[KvBatch] = await self._events_of(rank).replay(start)
+        return kept
+
+    def _events_of(self, rank: int) -> Any:
+        self.check_alive()
+        if self._kv is None:
+            raise UnsupportedByEngine(f"this {self.NAME} was started without KV events")
+        return self._kv[rank]
+
+    def _deafen(self) -> None:
+        """Stop listening to KV events."""
+        if self._kv is not None:
+            self._kv.close()
+            self._kv = None
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Do nothing: engines that hand over find each other by the parameters of a hand-over."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Do nothing: no blocks are on offer."""
+        self.check_alive()
+
+    async def set_role(self, role: Role) -> None:
+        self.check_alive()
+        roles = self.capabilities.roles
+        if role not in roles:
+            able = ", ".join(sorted(roles))
+            raise UnsupportedByEngine(f"this {self.NAME} was started so that it can be {able}, not {role.value}")
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        raise UnsupportedByEngine(f"{self.NAME} makes no vectors here")
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.check_alive()
+        known = ", ".join(sorted(self.capabilities.operations)) or "none"
+        raise UnsupportedByEngine(f"{self.NAME} as it was started has no operation {op!r}; it has: {known}")
 
 
-def read_config(name: str, folder: str, *, most_rank: int | None = None) -> LoraConfig:
-    """Read an adapter's configuration. Raises EngineError if the folder has no adapter, or one of an impossible rank."""
-    path = Path(folder) / CONFIG
+class ProcessEngine(EngineBase):
+    """An engine that starts processes of its own, of which none is left after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes = ProcessTree(os.getpid())
+
+    async def _kill_processes(self, *, quiet: bool = False) -> None:
+        left = await asyncio.to_thread(self._processes.kill)
+        if left and not quiet:
+            _log.warning("engine.processes_killed", count=left)
+
+
+@contextmanager
+def starting(engine: str, model: str) -> Iterator[None]:
+    """Turn whatever an engine's constructor raises into EngineStartFailed."""
     try:
-        about = json.loads(path.read_bytes())
-        rank, modules = about["r"], about.get("target_modules") or ()
-    except OSError as error:
-        raise EngineError(f"{name!r} is no adapter: cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"{path} is no adapter's configuration: {error!r}") from None
-    if not isinstance(rank, int) or rank < 1 or (most_rank is not None and rank > most_rank):
-        possible = "it must be 1 or more" if most_rank is None else f"1 to {most_rank} are possible"
-        raise EngineError(f"{name!r} has rank {rank!r}; {possible}")
-    return LoraConfig(rank, (modules,) if isinstance(modules, str) else tuple(modules))
+        yield
+    except WorkerError:
+        raise
+    except Exception as error:
+        raise EngineStartFailed(f"{engine} could not start {model}: {error}") from error
 
 
-def unknown_adapter(name: str, served: Iterable[str]) -> RequestInvalid:
-    return RequestInvalid(f"this worker has no adapter {name!r}; it has: {', '.join(served) or 'none'}", param="model")
+def not_installed(engine: str, error: ImportError, how: str) -> EngineStartFailed:
+    return EngineStartFailed(f"{engine} is not installed or broken ({error}); {how} installs it")
 
 
-# Reads a source file of an installed engine without importing it: that would take seconds, and for some a GPU.
+def summed(ranks: Iterable[Load], *, mine: int, blocks: int, queued: int) -> Load:
+    """Return the load of an engine from that of its ranks. `mine` sequences are in it; the engine's numbers may be older.
 
-
-def parsed_source(name: str, file: Path, folder: Path | None = None) -> ast.Module | None:
-    """Parse `file` of the package in `folder`, by default of the installed package `name`.
-
-    Return None where there is no such package or file, or it is not Python.
+    `queued`: prompt tokens that are still to be computed. A single rank is not listed.
     """
-    if folder is None:
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:
-            return None
-        folder = Path(spec.origin).parent
-    try:
-        return ast.parse((folder / file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-
-
-_PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-_OPTIONAL = re.compile(r"Optional\[(\w+)\]\Z")
-
-
-def check_plain_types(engine: str, args: Mapping[str, Any], annotations: Mapping[str, str]) -> None:
-    """Raise EngineStartFailed for the first value that is not of the plain type that its setting has.
-
-    `engine` is the name in the error. Settings of other types, and without an annotation, pass.
-    """
-    for name, value in args.items():
-        annotation = _OPTIONAL.sub(r"\1 | None", annotations.get(name, ""))
-        kinds = {kind.strip() for kind in annotation.split("|")} - {"None"}
-        if kinds and kinds <= _PLAIN.keys() and not _fits(value, kinds):
-            wanted = " or ".join(text for kind, text in _PLAIN.items() if kind in kinds)
-            raise EngineStartFailed(f"{engine} takes {wanted} as {name}, not {value!r}")
-
-
-def json_as_text(args: Mapping[str, Any], annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings with objects and lists written as JSON where the engine takes text and nothing else.
-
-    An engine reads such a setting from its command line, as text; the value of `--engine-arg` was read as JSON before.
-    """
-    return {
-        name: json.dumps(value) if isinstance(value, dict | list) and _is_text(annotations.get(name, "")) else value
-        for name, value in args.items()
-    }
-
-
-def _is_text(annotation: str) -> bool:
-    return {kind.strip() for kind in _OPTIONAL.sub(r"\1", annotation).split("|")} - {"None"} == {"str"}
-
-
-def _fits(value: Any, kinds: set[str]) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, bool):
-        return "bool" in kinds
-    if isinstance(value, int):
-        return value in (0, 1) or bool(kinds & {"int", "float"})
-    return isinstance(value, float) and ("float" in kinds or value.is_integer())
+    known = tuple(ranks)
+    running = min(mine, sum(rank.running for rank in known))
+    return Load(
+        running=running,
+        waiting=max(mine - running, sum(rank.waiting for rank in known)),
+        blocks_used=min(blocks, sum(rank.blocks_used for rank in known)),
+        blocks_total=blocks,
+        queued_prefill_tokens=queued,
+        step_s=max((rank.step_s for rank in known), default=0.0),
+        step_prefill_tokens=sum(rank.step_prefill_tokens for rank in known),
+        step_decodes=sum(rank.step_decodes for rank in known),
+        ranks=known if len(known) > 1 else (),
+    )
 
 
 # Reserves a TCP port for a server that an engine starts later: a bound socket keeps it from other processes until then.

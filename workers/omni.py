@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -16,32 +15,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import (
     Capabilities,
     EngineConfig,
     EngineInfo,
     Fault,
-    KvBatch,
     Load,
     Output,
-    Pooled,
-    PoolItem,
     Role,
     Sequence,
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.kit import EngineSupport, refuse_undeclared, words
-from headrace.workers.process_guard import ProcessTree
+from headrace.workers.kit import GUIDED, EngineSupport, not_installed, refuse_undeclared, starting, words
 from headrace.workers.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.convert import CoreDeath
+from headrace.workers.vllm.convert import CoreEngine
 from headrace.workers.vllm.settings import prepare_environment
 
-ABILITIES = Capabilities(resume_repetition=True, logprobs=True, prompt_logprobs=True, guided=convert.GUIDED, cache_salt=True)
+ABILITIES = Capabilities(resume_repetition=True, logprobs=True, prompt_logprobs=True, guided=GUIDED, cache_salt=True)
 
 SUPPORT = EngineSupport(name="omni", title="vLLM-Omni 0.30 (stand-in)", words=words(ABILITIES, ("chat", "completion")))
 TEXT = "text"
@@ -59,13 +52,11 @@ def start_stages(config: EngineConfig) -> StartedStages:
     try:
         package = import_module("vllm_omni")
     except ImportError as error:
-        raise EngineStartFailed(f"vLLM-Omni is not installed or broken ({error}): pip install vllm-omni") from error
+        raise not_installed("vLLM-Omni", error, "`pip install vllm-omni`") from error
     for name in _OURS.keys() & config.args.keys():
         raise EngineStartFailed(f"{name!r} is not an engine setting here: it belongs to {_OURS[name]}")
-    try:
+    with starting("vLLM-Omni", config.model):
         omni = package.AsyncOmni(model=config.model, seed=config.seed, **config.args)
-    except Exception as error:
-        raise EngineStartFailed(f"vLLM-Omni could not start {config.model}: {error}") from error
     try:
         return StartedStages(omni, _describe(omni, str(package.__version__)))
     except BaseException:
@@ -104,18 +95,15 @@ def _eos_ids(omni: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
-_log = structlog.get_logger()
-
-
-class OmniEngine:
+class OmniEngine(CoreEngine):
     """The stages of one model. Started once, stopped once."""
 
+    NAME = "vLLM-Omni"
     capabilities: Capabilities = ABILITIES
 
     def __init__(self) -> None:
+        super().__init__()
         self._started: StartedStages | None = None
-        self._processes = ProcessTree(os.getpid())
-        self._death = CoreDeath(self._on_death)
         self._runs: dict[str, Sequence] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sink: Sink | None = None
@@ -128,7 +116,7 @@ class OmniEngine:
         try:
             self._started = await run_in_thread(lambda: start_stages(config), name="omni-start")
         except BaseException:
-            await asyncio.to_thread(self._processes.kill)
+            await self._kill_processes(quiet=True)
             raise
         self._processes.remember()
         self._sink = sink
@@ -145,7 +133,7 @@ class OmniEngine:
         try:
             _verify(params, started.omni)
         except Exception as error:
-            raise self._death.translate(error) from error
+            raise self._translate(error) from error
         self._runs[sequence.id] = sequence
         task = asyncio.create_task(self._answer(started, sequence, params), name=f"omni-{sequence.id}")
         self._tasks.add(task)
@@ -190,7 +178,7 @@ class OmniEngine:
             self._sink(step)
 
     def _failed(self, sequence: Sequence, error: BaseException) -> None:
-        translated = self._death.translate(error)
+        translated = self._translate(error)
         if self._runs.pop(sequence.id, None) is None or isinstance(translated, EngineDead):
             return
         code = "invalid_request" if isinstance(translated, RequestInvalid) else "engine_error"
@@ -221,37 +209,7 @@ class OmniEngine:
         try:
             await started.omni.check_health()
         except Exception as error:
-            raise self._death.translate(error) from error
-
-    async def died(self) -> str:
-        return await self._death.wait(lambda: self._started is not None and bool(self._started.omni.errored))
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()
-
-    # What vLLM-Omni has no interface for, or this adapter no use.
-
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        raise UnsupportedByEngine("vLLM-Omni's stages publish no cache events here")
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        raise UnsupportedByEngine("vLLM-Omni's stages publish no cache events here")
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Do nothing: there are no hand-overs."""
-
-    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """Do nothing: there are no hand-overs."""
-
-    async def set_role(self, role: Role) -> None:
-        if role is not Role.AGGREGATED:
-            raise UnsupportedByEngine(f"vLLM-Omni hands nothing over: it cannot be {role.value}")
-
-    async def pool(self, item: PoolItem) -> Pooled:
-        raise UnsupportedByEngine("vLLM-Omni makes no vectors here")
-
-    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise UnsupportedByEngine(f"the adapter for vLLM-Omni has no operation {op!r}")
+            raise self._translate(error) from error
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
@@ -265,23 +223,22 @@ class OmniEngine:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=grace_s)
-        left = await asyncio.to_thread(self._processes.kill)
-        if left:
-            _log.warning("engine.processes_killed", count=left)
+        await self._kill_processes()
+
+    def look(self) -> None:
+        if self._started is not None and self._started.omni.errored:
+            self.declare_dead("vLLM-Omni's orchestrator is gone; its own log lines say why")
 
     def _alive(self) -> StartedStages:
-        if self._death.reason is not None:
-            raise EngineDead(self._death.reason)
+        self.check_alive()
         if self._started is None:
             raise EngineDead("the engine is not running")
-        if self._started.omni.errored:
-            self._death.declare()
-            raise EngineDead("vLLM-Omni's orchestrator is gone; its own log lines say why")
         return self._started
 
-    def _on_death(self, reason: str) -> None:
-        _log.error("engine.died", reason=reason, sequences=len(self._runs))
+    def dropped(self) -> int:
+        dropped = len(self._runs)
         self._runs.clear()
+        return dropped
 
 
 def _verify(params: Any, omni: Any) -> None:

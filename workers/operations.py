@@ -207,11 +207,11 @@ class EngineOperator:
         return f"the engine {self._info.engine} {self._info.version}".rstrip()
 
     def _hint(self, operation: str) -> str:
-        from headrace.workers.engine_registry import supports
+        from headrace.workers.engine_registry import NAMES, support_of
 
-        support = next((one for one in supports() if one.name == self._info.engine), None)
-        if support is None:
+        if self._info.engine not in NAMES:
             return ""
+        support = support_of(self._info.engine)
         words = [f"operation {name}" for name in sorted(NEEDED[operation])]
         if not all(word in support.words for word in words):
             return f"; the adapter for {support.title} offers no such operation"

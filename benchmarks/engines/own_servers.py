@@ -109,7 +109,7 @@ def flags(given: Mapping[str, Any]) -> list[str]:
 def _run_sglang(config: EngineConfig, port: int) -> None:
     import torch
 
-    from headrace.workers.kit import json_as_text
+    from headrace.workers.engine_settings import json_as_text
     from headrace.workers.sglang import settings
     from headrace.workers.sglang.cpu_plugin import stand_in
     from headrace.workers.sglang.settings import sglang_settings

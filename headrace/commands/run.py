@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable
+from importlib import import_module
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from threading import Thread
@@ -205,53 +206,23 @@ def check_engine(settings: Settings) -> None:
 
     An engine of the operator's own is not checked: it says itself what is wrong when it starts.
     """
-    match settings["worker.engine"]:
-        case "sim":
-            _check_simulator(settings)
-        case "vllm":
-            _check_vllm(settings)
-        case "sglang":
-            _check_sglang(settings)
-        case "trtllm":
-            _check_trtllm(settings)
+    engine = settings["worker.engine"]
+    if engine == "sim":
+        from headrace.workers.sim.settings import parse_settings
 
-
-def _check_simulator(settings: Settings) -> None:
-    from headrace.workers.sim.settings import parse_settings
-
-    _named(settings, "worker.engine_args", lambda: parse_settings(engine_arguments(settings)))
-
-
-def _check_vllm(settings: Settings) -> None:
-    from headrace.workers.vllm.installed_check import check_compiler, check_packages
-    from headrace.workers.vllm.settings import check_arguments
-
-    _named(settings, "worker.engine", lambda: check_packages("torch", "vllm"))
+        _named(settings, "worker.engine_args", lambda: parse_settings(engine_arguments(settings)))
+    if engine not in ("vllm", "sglang", "trtllm"):
+        return
+    checks = import_module(f"headrace.workers.{engine}.settings").SETTINGS
+    _named(settings, "worker.engine", checks.check_packages)
     _check_model_path(settings)
-    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
-    _named(settings, "worker.engine_args", lambda: check_compiler(engine_arguments(settings), os.environ))
+    _named(settings, "worker.engine_args", lambda: checks.check_arguments(settings["worker.engine_args"]))
+    if engine == "vllm":
+        from headrace.workers.vllm.settings import check_compiler
+
+        _named(settings, "worker.engine_args", lambda: check_compiler(engine_arguments(settings), os.environ))
     if needs_bundled_model(settings):
         check_conversion(settings)
-
-
-def _check_sglang(settings: Settings) -> None:
-    from headrace.workers.sglang.parsing import check_packages
-    from headrace.workers.sglang.settings import check_arguments
-
-    _named(settings, "worker.engine", check_packages)
-    _check_model_path(settings)
-    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
-    if needs_bundled_model(settings):
-        check_conversion(settings)
-
-
-def _check_trtllm(settings: Settings) -> None:
-    from headrace.workers.trtllm.contract import check_package
-    from headrace.workers.trtllm.settings import check_arguments
-
-    _named(settings, "worker.engine", check_package)
-    _check_model_path(settings)
-    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
 
 
 def _check_model_path(settings: Settings) -> None:
@@ -265,10 +236,10 @@ def _check_model_path(settings: Settings) -> None:
 def check_conversion(settings: Settings) -> None:
     """Check that the bundled model is there, or that what converts it is installed. Raises SettingsError."""
     from headrace.workers.bundled_model import is_ready
-    from headrace.workers.vllm.installed_check import check_packages
+    from headrace.workers.vllm.settings import SETTINGS
 
     if not is_ready(bundled_model_dir(settings)):
-        _named(settings, "worker.engine", lambda: check_packages("torch", "transformers", "gguf", "accelerate"))
+        _named(settings, "worker.engine", lambda: SETTINGS.check_packages("torch", "transformers", "gguf", "accelerate"))
 
 
 def check_data_folder(settings: Settings) -> None:

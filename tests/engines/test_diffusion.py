@@ -43,7 +43,7 @@ pytestmark = [
 
 async def kill(engine: Engine) -> None:
     assert isinstance(engine, DiffusionEngine)
-    engine.die("killed by a test")
+    engine._die("killed by a test")
 
 
 def config(folder: Path, **args: Any) -> EngineConfig:

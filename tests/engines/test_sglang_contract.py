@@ -18,8 +18,7 @@ from prometheus_client import generate_latest
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Engine, EngineConfig
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
-from headrace.workers.sglang.engine import SglangEngine
-from headrace.workers.sglang.support import SUPPORT
+from headrace.workers.sglang.engine import SUPPORT, SglangEngine
 from tests.engine_contract.caching import CachingContract
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, KilledContract, descendants

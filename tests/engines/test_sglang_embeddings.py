@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 
 from headrace.workers.engine import EngineConfig, PoolItem
 from headrace.workers.errors import UnsupportedByEngine
-from headrace.workers.sglang.engine import SglangEngine
-from headrace.workers.sglang.support import SUPPORT
+from headrace.workers.sglang.engine import SUPPORT, SglangEngine
 from tests.engine_contract.pooling import PoolingContract, numbers
 from tests.engine_contract.subject import Means, Subject, started
 from tests.engines.support.sglang_args import needs_sglang

@@ -13,8 +13,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.workers.engine import Engine, EngineConfig, StoredTensor, read_matrix
-from headrace.workers.vllm.engine import VllmEngine
-from headrace.workers.vllm.support import SUPPORT
+from headrace.workers.vllm.engine import SUPPORT, VllmEngine
 from tests.engine_contract.caching import CachingContract
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.life import HealthContract, KilledContract, descendants

@@ -12,7 +12,9 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import structlog
 
 from headrace.workers.engine import KvBatch, KvEvent
@@ -25,6 +27,21 @@ HOST = "127.0.0.1"
 KEPT_STEPS = 10_000  # batches that an engine keeps for replays
 REPLAY_TIMEOUT_S = 5.0
 _SIGNED_END = (-1).to_bytes(8, "big", signed=True)
+
+
+Event = TypeVar("Event")
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
+    """The cache was cleared."""
+
+
+class KvPayload(msgspec.Struct, Generic[Event], frozen=True, array_like=True):
+    """The payload of a batch: `Event` is the engine's union of events, told apart by `type`."""
+
+    ts: float
+    events: list[Event]
+    rank: int | None = None
 
 
 BatchReader = Callable[[int, bytes], KvBatch]
@@ -162,13 +179,16 @@ class RankListeners:
             self._reserved.close()
             raise
 
-    @property
-    def endpoint(self) -> str:
-        return self._listeners[0].endpoint
-
-    @property
-    def replay_endpoint(self) -> str:
-        return self._listeners[0].replay_endpoint
+    def config(self) -> dict[str, Any]:
+        """Return the engine's settings for publishing where this listens."""
+        first = self._listeners[0]
+        return {
+            "publisher": "zmq",
+            "endpoint": first.endpoint,
+            "replay_endpoint": first.replay_endpoint,
+            "buffer_steps": KEPT_STEPS,
+            "topic": self.topic,
+        }
 
     def __getitem__(self, rank: int) -> ZmqKvListener:
         return self._listeners[rank]

@@ -18,20 +18,23 @@ from multiprocessing import connection
 from typing import Any
 
 from headrace.workers.engine import Capabilities
+from headrace.workers.engine_settings import json_as_text
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.kit import json_as_text
+from headrace.workers.kit import not_installed, starting
 from headrace.workers.process_guard import set_parent_death_signal
 from headrace.workers.sglang.cpu_plugin import stand_in
 from headrace.workers.sglang.disagg_rendezvous import rendezvous_args, use_local_store
 from headrace.workers.sglang.messages import ChildStartFailed, Frames, Start, Started, ToChild
 from headrace.workers.sglang.settings import (
-    check_names,
+    SETTINGS,
     computes_on_cpu,
     follows,
     prepare_environment,
     server_args,
     sglang_settings,
 )
+
+_INSTALL = "`make install ENGINE=sglang`"
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     stand_in()
@@ -43,9 +46,7 @@ def build(start: Start) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise EngineStartFailed(
-            f"PyTorch is not installed or broken ({error}); `make install ENGINE=sglang` installs it"
-        ) from error
+        raise not_installed("PyTorch", error, _INSTALL) from error
     cpu = computes_on_cpu(config.args, gpu=torch.cuda.is_available())
     prepare_environment(config, os.environ, cpu=cpu)
     use_local_store(config.args, os.environ)
@@ -56,18 +57,11 @@ def build(start: Start) -> Any:
         from sglang.srt.entrypoints.engine import Engine
         from sglang.srt.server_args import ServerArgs
     except ImportError as error:
-        raise EngineStartFailed(
-            f"SGLang is not installed or broken ({error}); `make install ENGINE=sglang` installs it"
-        ) from error
-    check_names(config.args, [field.name for field in msgspec.structs.fields(ServerArgs)])
+        raise not_installed("SGLang", error, _INSTALL) from error
+    SETTINGS.check_names(config.args, [field.name for field in msgspec.structs.fields(ServerArgs)])
     config = replace(config, args=json_as_text(config.args, sglang_settings()))
-    try:
-        with rendezvous_args(config) as rendezvous:
-            return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events, rendezvous=rendezvous))
-    except EngineStartFailed:
-        raise
-    except Exception as error:
-        raise EngineStartFailed(f"SGLang could not start {config.model}: {error}") from error
+    with starting("SGLang", config.model), rendezvous_args(config) as rendezvous:
+        return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events, rendezvous=rendezvous))
 
 
 async def serve(frames: Frames[ToChild], loop_start: Start) -> None:

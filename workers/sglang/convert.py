@@ -10,6 +10,7 @@ from headrace.broker.messages.frames import TokenLogprob
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Fault, Output, Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.kit import GUIDED
 from headrace.workers.sglang.cpu_plugin import Hook
 
 # Lets SGLang's penalties go on where an interrupted answer stood.
@@ -87,7 +88,6 @@ class StopTokens:
         return False
 
 
-GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 PASSED_SAMPLING = frozenset({"custom_params", "watermark"})
 """Fields of a request's `extra` that become sampling parameters of SGLang."""
 PASSED_REQUEST = frozenset({"custom_logit_processor", "routed_dp_rank", "disagg_prefill_dp_rank", "kv_hints"})

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, several
-from headrace.workers.kit import ADAPTER_OPERATIONS, adapters_of
+from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED
+from headrace.workers.lora import adapters_of
 from headrace.workers.model_files import tokenizer_folder
-from headrace.workers.sglang.convert import GUIDED
 from headrace.workers.sglang.disagg_rendezvous import (
     bootstrap_address,
     handover_word,
@@ -18,7 +18,7 @@ from headrace.workers.sglang.disagg_rendezvous import (
     role_of,
     with_handovers,
 )
-from headrace.workers.sglang.settings import ranks, read_adapter
+from headrace.workers.sglang.settings import ranks
 
 OPERATIONS = frozenset({"reset_prefix_cache"})
 PAUSE_OPERATIONS = frozenset({"pause", "resume", "is_paused"})  # of an engine that generates
@@ -47,7 +47,7 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         eos_token_ids=_eos_ids(manager),
         kinds=("chat", "completion") if model.is_generation else ("embedding",),
         step_tokens=_step_tokens(args),
-        adapters=tuple(adapters_of(config, read_adapter)),
+        adapters=tuple(adapters_of(config)),
         **_handovers(engine, version),
         default_sampling={} if not model.is_generation else _default_sampling(model),
         extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": tokens},

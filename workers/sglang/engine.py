@@ -10,23 +10,22 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from headrace.workers.engine import (
     POOLING_KINDS,
     Capabilities,
+    DisaggStyle,
     EngineConfig,
     EngineInfo,
-    KvBatch,
     KvEvent,
     Load,
     Output,
@@ -38,12 +37,11 @@ from headrace.workers.engine import (
     Tier,
 )
 from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine
-from headrace.workers.kit import refuse_undeclared
+from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED, EngineSupport, ProcessEngine, refuse_undeclared, words
 from headrace.workers.kv.feed import BatchReader, tier_of
-from headrace.workers.kv.zmq_listener import KEPT_STEPS, RankListeners, ZmqKvListener
-from headrace.workers.process_guard import ProcessTree
-from headrace.workers.sglang.child_process import ChildProcess
-from headrace.workers.sglang.messages import Abort, Control, PoolInput, Start, Submit
+from headrace.workers.kv.zmq_listener import AllBlocksCleared, KvPayload, RankListeners
+from headrace.workers.sglang.describe import OPERATIONS, PAUSE_OPERATIONS
+from headrace.workers.sglang.messages import Abort, ChildProcess, Control, PoolInput, Start, Submit
 from headrace.workers.sglang.settings import kv_events_wanted, ranks
 
 # Shows SGLang's Prometheus metrics on the worker's `/metrics`. Its processes write them into a folder that it is told.
@@ -115,17 +113,10 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemo
     medium: str | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
-    """The cache was cleared."""
+Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    rank: int | None = None
-
-
-def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
+def _event(event: Event) -> KvEvent:
     if isinstance(event, AllBlocksCleared):
         return KvEvent(kind="cleared")
     tier = tier_of(event.medium, TIER_OF)
@@ -144,7 +135,7 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     )
 
 
-read_batch = BatchReader("sglang", msgspec.msgpack.Decoder(_Batch), _event).read
+read_batch = BatchReader("sglang", msgspec.msgpack.Decoder(KvPayload[Event]), _event).read
 
 
 class KvListener(RankListeners):
@@ -154,39 +145,73 @@ class KvListener(RankListeners):
         super().__init__(folder, engine="SGLang", read_batch=read_batch, ranks=ranks)
 
     def config(self) -> dict[str, Any]:
-        return {
-            "publisher": "zmq",
-            "endpoint": self.endpoint,
-            "bind": False,  # the worker binds
-            "replay_endpoint": self.replay_endpoint,
-            "buffer_steps": KEPT_STEPS,
-            "topic": self.topic,
-            "format": "dynamo",  # hashes that differ between salts and adapters, and the names of adapters
-        }
+        # The worker binds; hashes of this format differ between salts and adapters, and its events name adapters.
+        return {**super().config(), "bind": False, "format": "dynamo"}
 
 
-_log = structlog.get_logger()
+_MOST = Capabilities(
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+    disagg=DisaggStyle.RENDEZVOUS,
+    kv_events=True,
+    logprobs=True,
+    prompt_logprobs=True,
+    guided=GUIDED,
+    lora="dynamic",
+    resume_penalties=True,
+    resume_repetition=True,
+    cache_salt=True,
+    priority=True,
+    operations=OPERATIONS | PAUSE_OPERATIONS | ADAPTER_OPERATIONS,
+)
+
+_ADAPTERS = "`adapters` or `enable_lora=true`"
+_NO_OVERLAP = "`disable_overlap_schedule=true`, as without a GPU"
+_APART = "prefill and decode apart have tests of their own"
+_WORDS = words(_MOST, ("chat", "completion", "embedding"))
+
+SUPPORT = EngineSupport(
+    name="sglang",
+    title="SGLang 0.5.23",
+    words=_WORDS,
+    conditions={
+        "resume_penalties": _NO_OVERLAP,
+        "resume_repetition": _NO_OVERLAP,
+        "role prefill": "role `prefill`",
+        "role decode": "role `decode`",
+        "handover rendezvous": "role `prefill` or `decode`",
+        "seeds": "`enable_deterministic_inference=true`",
+        "kv_events": "prefix caching on, one data-parallel rank",
+        "lora dynamic": _ADAPTERS,
+        "operation load_adapter": _ADAPTERS,
+        "operation unload_adapter": _ADAPTERS,
+        "priority": "`enable_priority_scheduling=true`",
+        "kind embedding": "`is_embedding=true`",
+    },
+    untried={
+        "seeds": "SGLang takes `enable_deterministic_inference` with attention kernels of a GPU only",
+        "role prefill": _APART,
+        "role decode": _APART,
+        "handover rendezvous": _APART,
+        "kind embedding": "embeddings have tests of their own",
+    },
+)
 
 
-class SglangEngine:
+class SglangEngine(ProcessEngine):
     """An SGLang engine. Started once, stopped once."""
 
+    NAME = "SGLang"
+    capabilities: Capabilities
+
     def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = Capabilities()
         self._child: ChildProcess | None = None
         self._sink: Sink | None = None
         self._info: EngineInfo | None = None
-        self._capabilities = Capabilities()
         self._open: set[str] = set()
-        self._processes = ProcessTree(os.getpid())
         self._metrics: EngineMetrics | None = None
         self._folder: Path | None = None
-        self._kv: KvListener | None = None
-        self._death: str | None = None
-        self._dead = asyncio.Event()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     @property
     def child_pid(self) -> int | None:
@@ -199,7 +224,7 @@ class SglangEngine:
         self._metrics = EngineMetrics(self._folder)
         if kv_events_wanted(config):
             self._kv = KvListener(self._folder, ranks=ranks(config))
-        child = ChildProcess(self)
+        child = ChildProcess(self._take_outputs, self.declare_dead)
         try:
             order = Start(config, self._kv.config() if self._kv is not None else None)
             started = await child.start(order, {**os.environ, **self._metrics.environment()})
@@ -213,12 +238,12 @@ class SglangEngine:
         elif self._kv is not None:
             self._kv.meet()
         self._child, self._info = child, started.info
-        self._capabilities = replace(started.capabilities, kv_events=self._kv is not None)
+        self.capabilities = replace(started.capabilities, kv_events=self._kv is not None)
         return started.info
 
     async def submit(self, sequence: Sequence) -> None:
         child = self._alive()
-        refuse_undeclared(self._capabilities, sequence)
+        refuse_undeclared(self.capabilities, sequence)
         if self._info is not None and self._info.follows:
             raise UnsupportedByEngine("this is a part of an SGLang of several nodes; its first node takes requests")
         if self._info is not None and len(sequence.token_ids) >= self._info.context_length:
@@ -247,45 +272,6 @@ class SglangEngine:
         load = self._child.load
         return load if self._open or load.running else Load(blocks_total=self._info.blocks)
 
-    async def healthy(self) -> None:
-        self._alive()
-
-    async def died(self) -> str:
-        await self._dead.wait()
-        return self._death or "SGLang's process is gone"
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()  # SGLang says which request it died of in its log alone
-
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        return self._listener(rank).read()
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return await self._listener(rank).replay(start)
-
-    def _listener(self, rank: int) -> ZmqKvListener:
-        self._alive()
-        if self._kv is None:
-            raise UnsupportedByEngine("this SGLang was started without KV events")
-        return self._kv[rank]
-
-    def _deafen(self) -> None:
-        if self._kv is not None:
-            self._kv.close()
-            self._kv = None
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Do nothing: SGLang's engines find each other by the address of a rendezvous."""
-
-    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        self._alive()
-
-    async def set_role(self, role: Role) -> None:
-        self._alive()
-        if role not in self._capabilities.roles:
-            able = ", ".join(sorted(self._capabilities.roles))
-            raise UnsupportedByEngine(f"this SGLang was started so that it can be {able}, not {role.value}")
-
     async def pool(self, item: PoolItem) -> Pooled:
         child = self._alive()
         self._open.add(item.id)
@@ -312,23 +298,20 @@ class SglangEngine:
     async def _end(self, child: ChildProcess, grace_s: float) -> None:
         self._processes.remember()
         await child.stop(grace_s)
-        left = await asyncio.to_thread(self._processes.kill)
+        await self._kill_processes(quiet=not grace_s)
         self._deafen()
         if self._metrics is not None:
             self._metrics.unregister()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        if left and grace_s:
-            _log.warning("engine.processes_killed", count=left)
 
     def _alive(self) -> ChildProcess:
-        if self._death is not None:
-            raise EngineDead(self._death)
+        self.check_alive()
         if self._child is None:
             raise EngineDead("the engine is not running")
         return self._child
 
-    def take_outputs(self, outputs: list[Output]) -> None:
+    def _take_outputs(self, outputs: list[Output]) -> None:
         """Hand the outputs of a step to the sink, without those of aborted sequences."""
         wanted = [output for output in outputs if output.id in self._open]
         for output in wanted:
@@ -337,9 +320,7 @@ class SglangEngine:
         if wanted and self._sink is not None:
             self._sink(wanted)
 
-    def child_ended(self, reason: str) -> None:
-        if self._death is None:
-            self._death = reason
-            _log.error("engine.died", reason=reason, sequences=len(self._open))
-            self._open.clear()
-            self._dead.set()
+    def dropped(self) -> int:
+        dropped = len(self._open)
+        self._open.clear()
+        return dropped

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import structlog
 
 from headrace.workers.engine import EngineInfo, Fault, Load, Output, PoolItem
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.errors import EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.kit import ADAPTER_OPERATIONS
+from headrace.workers.kit import ADAPTER_OPERATIONS, summed
+from headrace.workers.lora import Adapter, Adapters
 from headrace.workers.sglang import convert
 from headrace.workers.sglang.convert import StopTokens
 from headrace.workers.sglang.describe import honours_seeds
@@ -37,7 +39,6 @@ from headrace.workers.sglang.messages import (
     Submit,
     ToChild,
 )
-from headrace.workers.sglang.settings import read_adapter
 from headrace.workers.tokens import token_table
 
 
@@ -72,24 +73,8 @@ class LoadMeter:
             self._last = None
             return Load(blocks_total=self._blocks)
         known = list(snapshots)
-        running = min(mine, sum(snapshot.num_running_reqs for snapshot in known))
-        tokens = sum(snapshot.num_used_tokens for snapshot in known)
-        return Load(
-            running=running,
-            waiting=max(mine - running, sum(snapshot.num_waiting_reqs for snapshot in known)),
-            blocks_used=min(self._blocks, -(-tokens // self._page_size)),
-            blocks_total=self._blocks,
-            queued_prefill_tokens=sum(snapshot.num_waiting_uncached_tokens for snapshot in known),
-            step_s=self._step.step_s,
-            step_prefill_tokens=self._step.step_prefill_tokens,
-            step_decodes=self._step.step_decodes,
-            ranks=self._of_ranks(known) if len(known) > 1 else (),
-        )
-
-    def _of_ranks(self, known: Sequence[Any]) -> tuple[Load, ...]:
-        """Return the load of each data-parallel rank. The last step is known of all together and is shared out evenly."""
-        blocks = self._blocks // len(known)
-        return tuple(
+        blocks = self._blocks // max(1, len(known))
+        ranks = [
             Load(
                 running=snapshot.num_running_reqs,
                 waiting=snapshot.num_waiting_reqs,
@@ -97,10 +82,15 @@ class LoadMeter:
                 blocks_total=blocks,
                 queued_prefill_tokens=snapshot.num_waiting_uncached_tokens,
                 step_s=self._step.step_s,
-                step_prefill_tokens=self._step.step_prefill_tokens // len(known),
+                step_prefill_tokens=self._step.step_prefill_tokens // len(known),  # known of all together
                 step_decodes=self._step.step_decodes // len(known),
             )
             for snapshot in known
+        ]
+        queued = sum(rank.queued_prefill_tokens for rank in ranks)
+        load = summed(ranks, mine=mine, blocks=self._blocks, queued=queued)
+        return msgspec.structs.replace(
+            load, step_prefill_tokens=self._step.step_prefill_tokens, step_decodes=self._step.step_decodes
         )
 
 
@@ -128,7 +118,13 @@ class EngineHost:
         self._token_bytes = token_table(info.tokenizer_dir).token_bytes
         self._seeds = honours_seeds(engine)
         self._role = role_of(engine.server_args.disaggregation_mode)
-        self._adapters: dict[str, str | None] = dict.fromkeys(info.adapters)  # name → folder, None for those of the start
+        self._adapters = Adapters(
+            "SGLang",
+            {name: Adapter(name, "") for name in info.adapters},
+            room=None if engine.server_args.enable_lora else "enable_lora",
+            add=self._add_adapter,
+            remove=self._remove_adapter,
+        )
         self._meter = LoadMeter(page_size=info.block_size, blocks=info.blocks)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._dropped: set[str] = set()
@@ -191,8 +187,7 @@ class EngineHost:
 
         if not self._manager.model_config.is_generation:
             raise UnsupportedByEngine(f"this SGLang serves {', '.join(self._info.kinds)} and generates nothing")
-        if sequence.adapter is not None and sequence.adapter not in self._adapters:  # SGLang serves some after their unloading
-            raise RequestInvalid(f"the adapter {sequence.adapter!r} is not loaded", param="model")
+        self._adapters.of(sequence.adapter)  # SGLang serves some after their unloading
         bootstrap = bootstrap_fields(sequence.handover, role=self._role, address=self._info.address)
         return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds, bootstrap=bootstrap))
 
@@ -268,16 +263,9 @@ class EngineHost:
         raise EngineError("SGLang ended an input without a vector")
 
     async def _control(self, operation: str, args: Mapping[str, Any]) -> Any:
-        if operation in ADAPTER_OPERATIONS and not self._engine.server_args.enable_lora:
-            raise UnsupportedByEngine(f"{operation}: this SGLang was started without enable_lora")
+        if operation in ADAPTER_OPERATIONS:
+            return await self._adapters.do(operation, args)
         match operation:
-            case "load_adapter":
-                return await self._load_adapter(args["name"], args["source"])
-            case "unload_adapter":
-                if args["name"] not in self._adapters:
-                    return {}
-                del self._adapters[args["name"]]
-                return _checked(await self._engine.async_unload_lora_adapter(args["name"]))
             case "reset_prefix_cache":
                 return bool((await self._manager.flush_cache(timeout_s=FLUSH_WAIT_S)).success)
             case "pause" | "resume" if self._manager.model_config.is_generation:
@@ -303,17 +291,11 @@ class EngineHost:
             await self._manager.continue_generation(ContinueGenerationReqInput())
         self._paused = paused
 
-    async def _load_adapter(self, name: str, source: str) -> dict[str, Any]:
-        """Load an adapter, unless the very same one is loaded. SGLang itself refuses a name that it has."""
-        if name in self._adapters:
-            folder = self._adapters[name]
-            if folder == source:
-                return {}
-            raise EngineError(f"the adapter {name!r} is loaded from {folder or 'the start on'} already; unload it first")
-        adapter = read_adapter(name, source)
-        changed = _checked(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
-        self._adapters[name] = source
-        return changed
+    async def _add_adapter(self, adapter: Adapter) -> None:
+        _check(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
+
+    async def _remove_adapter(self, adapter: Adapter) -> None:
+        _check(await self._engine.async_unload_lora_adapter(adapter.name))
 
     async def _answer(self, call: int, work: Any, *, name: str | None = None) -> None:
         task = asyncio.ensure_future(work)
@@ -345,8 +327,7 @@ class EngineHost:
         return list(self._manager.load_snapshot_reader.read_all())
 
 
-def _checked(result: Any) -> dict[str, Any]:
-    """Return nothing for a change that SGLang made. Raises EngineError for one that it refused."""
+def _check(result: Any) -> None:
+    """Raise EngineError for a change that SGLang refused."""
     if not result.success:
         raise EngineError(f"SGLang refused the change of adapters: {result.error_message}")
-    return {}

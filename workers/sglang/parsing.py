@@ -28,23 +28,8 @@ from headrace.workers.parsing.interface import ParseRequirements, ParserNames, f
 from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
 from headrace.workers.parsing.stages import NamedCall, Plain, Required, Stage
 from headrace.workers.sglang.cpu_plugin import stand_in
-from headrace.workers.sglang.settings import computes_on_cpu, prepare_environment
+from headrace.workers.sglang.settings import SETTINGS, computes_on_cpu, prepare_environment
 from headrace.workers.tokens import TokenTable
-
-# Checks that SGLang is installed in this interpreter, without importing it.
-
-INSTALL = (
-    "in a checkout `make install ENGINE=sglang` installs it; elsewhere, with a GPU, pip install 'headrace[sglang]' does, in an "
-    "environment of its own"
-)
-
-
-def check_packages() -> None:
-    """Raise EngineStartFailed for the first package that a worker with SGLang needs and that is not installed."""
-    for package in ("torch", "sglang"):
-        if find_spec(package) is None:
-            raise EngineStartFailed(f"the Python package {package} is not installed; {INSTALL}")
-
 
 log = structlog.get_logger()
 
@@ -90,7 +75,7 @@ class SglangParserFamily:
     """Implements `headrace.workers.parsing.selection.ParserFamily`."""
 
     def known(self, model: str) -> ParserNames:
-        check_packages()
+        SETTINGS.check_packages()
         spec = find_spec("sglang")
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         return ParserNames(*(_keys(Path(folders[0]) / path, name) for path, name in _SOURCES.values()))

@@ -7,41 +7,17 @@ are listed with their reasons in docs/engines.md.
 from __future__ import annotations
 
 import ast
-import difflib
 import os
-from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.workers.engine import EngineConfig
-from headrace.workers.errors import EngineStartFailed
-from headrace.workers.kit import ADAPTERS_ARG, adapters_of, check_plain_types, read_config
+from headrace.workers.engine_settings import EngineSettings, annotated, package_folder, parsed
+from headrace.workers.lora import ADAPTERS_ARG, Adapter, adapters_of
 from headrace.workers.model_files import weight_format
-
-# Reads the LoRA adapters that a worker starts with (`adapters={"name": "folder", …}`) and keeps those that it has.
-#
-# Clients see each adapter as a model of its own. SGLang loads and unloads adapters by name and keeps the cached blocks of
-# each load apart by an id of its own.
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA adapter: its rank and the modules that it changes decide what room the engine needs."""
-
-    name: str
-    folder: str
-    rank: int
-    modules: tuple[str, ...]
-
-
-def read_adapter(name: str, folder: str, _number: int = 0) -> Adapter:
-    """Read an adapter from its folder. Raises EngineError if there is none."""
-    config = read_config(name, folder)
-    return Adapter(name, folder, config.rank, config.modules)
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -62,9 +38,6 @@ CPU_PAGE_SIZE = 32
 CPU_MAX_SEQUENCES = 32
 CPU_KV_BYTES = 512 << 20
 CPU_KV_TOKENS = 32_768  # where the model's files do not tell what a token takes
-
-OURS = {"model_path": "--model", "model": "--model", "served_model_name": "--served-name", "random_seed": "--seed"}
-"""Settings with an option of their own: two places for one thing would contradict each other."""
 
 _WIDTH = {"float32": 4, "float": 4}  # bytes of a number; all other types have two
 
@@ -146,7 +119,7 @@ def server_args(
         "enable_metrics": True,
     }
     args |= weight_format(config.model, given)
-    args |= lora_args(adapters_of(config, read_adapter))
+    args |= lora_args(adapters_of(config))
     if kv_events is not None:
         args["kv_events_config"] = msgspec.json.encode(kv_events).decode()
     args |= rendezvous or {}
@@ -186,31 +159,8 @@ def kv_tokens(config: EngineConfig, given: Mapping[str, Any]) -> int:
         return CPU_KV_TOKENS
 
 
-def check_names(args: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise EngineStartFailed for the first setting not in `known`, naming what is spelt like it."""
-    names = [*known, ADAPTERS_ARG]
-    for name in args:
-        if name in OURS:
-            raise EngineStartFailed(f"give {name!r} as {OURS[name]}, not as an engine setting")
-        if name not in names:
-            close = difflib.get_close_matches(name.replace("-", "_"), names, n=3, cutoff=0.6)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise EngineStartFailed(f"SGLang has no setting {name!r}{hint}")
-
-
 _SOURCES = Path("srt", "arg_groups", "fields")  # a class in each file; `ServerArgs` has the fields of all of them
 _ONE_OF_THEM = "page_size"
-
-
-def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a setting that SGLang does not have, or whose plain type the value is not.
-
-    What cannot be said by the source alone passes: SGLang decides about it when it starts.
-    """
-    known = sglang_settings() if args else {}
-    if known:
-        check_names(args, known)
-        check_plain_types("SGLang", args, known)
 
 
 def sglang_settings(package: Path | None = None) -> dict[str, str]:
@@ -218,25 +168,10 @@ def sglang_settings(package: Path | None = None) -> dict[str, str]:
 
     Empty where there is none, or where its source is not as expected.
     """
-    if package is None:
-        spec = find_spec("sglang")
-        if spec is None or spec.origin is None:
-            return {}
-        package = Path(spec.origin).parent
-    found: dict[str, str] = {}
-    try:
-        for file in (package / _SOURCES).glob("*.py"):
-            for node in ast.parse(file.read_bytes()).body:
-                if isinstance(node, ast.ClassDef):
-                    found |= _fields(node)
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    package = package or package_folder("sglang")
+    classes = parsed((package / _SOURCES).glob("*.py")) if package is not None else []
+    found = {name: _annotation(given) for node in classes for name, given in annotated(node.body).items()}
     return found if _ONE_OF_THEM in found else {}
-
-
-def _fields(node: ast.ClassDef) -> dict[str, str]:
-    fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-    return {field.target.id: _annotation(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
 
 
 def _annotation(node: ast.expr) -> str:
@@ -244,3 +179,16 @@ def _annotation(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and ast.unparse(node.value) in ("A", "Annotated"):
         node = node.slice.elts[0]
     return ast.unparse(node)
+
+
+SETTINGS = EngineSettings(
+    "SGLang",
+    packages=("torch", "sglang"),
+    install=(
+        "in a checkout `make install ENGINE=sglang` installs it; elsewhere, with a GPU, pip install 'headrace[sglang]' does, "
+        "in an environment of its own"
+    ),
+    options={"model_path": "--model", "model": "--model", "served_model_name": "--served-name", "random_seed": "--seed"},
+    added={ADAPTERS_ARG: ""},
+    read=sglang_settings,
+)

@@ -30,6 +30,7 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.kit import EngineBase, EngineSupport, words
 from headrace.workers.sim.answers import PRESCRIBED
 from headrace.workers.sim.blocks import BlockManager
 from headrace.workers.sim.control import (
@@ -72,6 +73,49 @@ def open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
     return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)
 
 
+_GENERATING = Capabilities(
+    roles=ROLES,
+    disagg=DisaggStyle.PARAMS,
+    resume_guided=True,
+    resume_penalties=True,
+    resume_repetition=True,
+    kv_events=True,
+    logprobs=True,
+    prompt_logprobs=True,
+    guided=frozenset(KINDS),
+    lora="dynamic",
+    media=frozenset(MEDIA_KINDS),
+    prompt_embeds=True,
+    cache_salt=True,
+    priority=True,
+    sleep_levels=LEVELS,
+    operations=OPERATIONS,
+)
+
+_HANDING_OVER = "`disagg`, or role `prefill` or `decode`"
+
+SUPPORT = EngineSupport(
+    name="sim",
+    title="simulator",
+    words=words(_GENERATING, ("chat", "completion", "embedding", "score", "classify")) | {"handover rendezvous"},
+    conditions={
+        "role prefill": _HANDING_OVER,
+        "role decode": _HANDING_OVER,
+        "handover params": "`disagg=params`",
+        "handover rendezvous": "`disagg=rendezvous`",
+        f"operation {HANDOVER_OPERATION}": "`disagg`",
+        "operation start_profile": "`profile_dir`",
+        "operation stop_profile": "`profile_dir`",
+        "kind embedding": "`pooling=embed`",
+        "kind score": "`pooling=score`",
+        "kind classify": "`pooling=classify`",
+        "media image": "`media_tokens` over 0",
+        "media video": "`media_tokens` over 0",
+        "media audio": "`media_tokens` over 0",
+    },
+)
+
+
 VERSION = "1"  # version of the model: its answers and its timing
 
 _log = structlog.get_logger()
@@ -81,10 +125,13 @@ def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class SimEngine:
-    """Implements `headrace.workers.engine.Engine`. An injected crash calls `kill`; `fabric` replaces that of the settings."""
+class SimEngine(EngineBase):
+    """A simulated engine. An injected crash calls `kill`; `fabric` replaces that of the settings."""
+
+    NAME = "simulator"
 
     def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric | None = None) -> None:
+        super().__init__()
         self._kill = kill
         self._fabric = fabric
         self._member: FabricMember | None = None
@@ -93,8 +140,6 @@ class SimEngine:
         self._scheduler: SimScheduler | None = None
         self._task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
-        self._dead = asyncio.Event()
-        self._reason = ""
         self._blamed: frozenset[str] = frozenset()
         self._driver: StepDriver | None = None
         self._events = EventBuffer()
@@ -288,18 +333,20 @@ class SimEngine:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def _die(self, reason: str) -> None:
-        if not self._dead.is_set():
-            self._reason = reason
-            self._dead.set()
-            if self._pooling is not None:
-                self._pooling.died(reason)
-            if self._member is not None:
-                self._member.leave()
+    def _die(self, reason: str) -> bool:
+        first = super()._die(reason)
+        if first and self._pooling is not None:
+            self._pooling.died(reason)
+        if first and self._member is not None:
+            self._member.leave()
+        return first
+
+    def check_alive(self) -> None:
+        self._alive()
 
     def _alive(self) -> SimScheduler:
-        if self._dead.is_set():
-            raise EngineDead(f"the simulator is dead: {self._reason}")
+        if self._death is not None:
+            raise EngineDead(f"the simulator is dead: {self._death}")
         if self._scheduler is None:
             raise EngineDead("the simulator was not started")
         return self._scheduler
@@ -308,13 +355,6 @@ class SimEngine:
         if self._scheduler is None or self._driver is None:
             return Load()
         return self._scheduler.load(self._driver.step_left_s)
-
-    async def healthy(self) -> None:
-        self._alive()
-
-    async def died(self) -> str:
-        await self._dead.wait()
-        return self._reason
 
     def blamed(self) -> frozenset[str]:
         return self._blamed

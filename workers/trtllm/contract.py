@@ -52,8 +52,6 @@ USED: tuple[Used, ...] = (
     ),
     Used(_API, "LLM.get_stats_async", "arguments", ("timeout",)),
     Used(_API, "LLM.get_kv_cache_events_async", "arguments", ("timeout",)),
-    Used(_API, "MultimodalEncoder", "arguments", ("model",)),
-    Used(_API, "MultimodalEncoder.generate_async", "arguments", ("inputs", "sampling_params")),
     Used(_API, "RequestOutput", "members", ("abort", "aresult", "outputs", "__aiter__", "__anext__")),
     Used(
         _API,
@@ -129,8 +127,6 @@ USED: tuple[Used, ...] = (
             "ctx_request_id",
             "draft_tokens",
             "first_gen_tokens",
-            "multimodal_embedding_handles",
-            "multimodal_hashes",
             "opaque_state",
             "request_type",
         ),

@@ -20,6 +20,7 @@ from typing import Any
 from headrace.broker.messages.frames import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence
 from headrace.workers.errors import RequestInvalid, TransferFailed, UnsupportedByEngine
+from headrace.workers.kit import GUIDED
 from headrace.workers.trtllm.settings import LogitsProcessors, logit_bias
 
 # Translates a hand-over to and from TensorRT-LLM's `DisaggregatedParams`: a context-only request, then a generation-only one.
@@ -73,9 +74,9 @@ def generation_params(api: Any, params: Mapping[str, Any] | None) -> Any:
     return api.DisaggregatedParams(request_type="generation_only", **values)
 
 
-def context_params(api: Any, media: Mapping[str, Any] | None = None) -> Any:
-    """Return the `DisaggregatedParams` of the context side. `media`: what an encoder has handed over (`encoder.py`)."""
-    return api.DisaggregatedParams(request_type="context_only", **(media or {}))
+def context_params(api: Any) -> Any:
+    """Return the `DisaggregatedParams` of the context side."""
+    return api.DisaggregatedParams(request_type="context_only")
 
 
 def plain_logprobs(logprobs: Seq[TokenLogprob]) -> list[list[Any]]:
@@ -126,7 +127,6 @@ def _checked(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return params
 
 
-GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 LOGITS = ("return_context_logits", "return_generation_logits")
 RANK, RELAX = "attention_dp_rank", "attention_dp_relax"
 UNKNOWN_LOGPROB = -9999.0  # of an end token that the engine has not listed

@@ -7,8 +7,7 @@ the adapter is built on the documented API, and tested against a stand-in of it 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any
@@ -25,42 +24,71 @@ from headrace.workers.engine import (
     KvBatch,
     Load,
     Output,
-    Pooled,
-    PoolItem,
     Role,
     Sequence,
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, TransferFailed, UnsupportedByEngine
-from headrace.workers.kit import ADAPTER_OPERATIONS
-from headrace.workers.process_guard import ProcessTree
+from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED, EngineSupport, ProcessEngine, words
 from headrace.workers.trtllm import convert
 from headrace.workers.trtllm import convert as handover
 from headrace.workers.trtllm.convert import HeldPrefills
-from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
+from headrace.workers.trtllm.settings import lora_request
 from headrace.workers.trtllm.start import Started, keep_polling, start_trtllm
-from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest, media_fields
+from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest
 
 _log = structlog.get_logger()
 
 WAITING = 1024  # sequences beyond the slots that are taken in
-_DEATH_POLL_S = 0.2
 _GONE = "TensorRT-LLM has shut down; its own log lines say why"
 
 
-class TrtllmEngine:
+_MOST = Capabilities(
+    resume_repetition=True,
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+    disagg=DisaggStyle.PARAMS,
+    kv_events=True,
+    logprobs=True,
+    guided=GUIDED,
+    lora="dynamic",
+    cache_salt=True,
+    priority=True,
+    operations=ADAPTER_OPERATIONS,
+)
+
+_TRANSCEIVER = "`cache_transceiver_config`, or role `prefill` or `decode`"
+_ADAPTERS = "`adapters` or `lora_config`"
+
+SUPPORT = EngineSupport(
+    name="trtllm",
+    title="TensorRT-LLM 1.2 and 1.3 (stand-in)",
+    words=words(_MOST, ("chat", "completion")),
+    conditions={
+        "role prefill": "role `prefill`, or `cache_transceiver_config` and `disable_overlap_scheduler=true`",
+        "role decode": _TRANSCEIVER,
+        "handover params": _TRANSCEIVER,
+        "kv_events": "block reuse on; in 1.2 without the salts of blocks",
+        "lora dynamic": _ADAPTERS,
+        "operation load_adapter": _ADAPTERS,
+        "operation unload_adapter": _ADAPTERS,
+        "priority": "TensorRT-LLM 1.3",
+    },
+)
+
+
+class TrtllmEngine(ProcessEngine):
     """A TensorRT-LLM engine. Started once, stopped once."""
 
+    NAME = "TensorRT-LLM"
+    LOOK_EVERY_S = 0.2
+
     def __init__(self) -> None:
+        super().__init__()
         self._started: Started | None = None
         self._streams: ResultStreams | None = None
-        self._feeds: KvFeeds | None = None
         self._held = HeldPrefills()
         self._requests: dict[str, StreamedRequest] = {}
         self._pollers: list[asyncio.Task[None]] = []
-        self._processes = ProcessTree(os.getpid())
-        self._death: str | None = None
-        self._death_known = asyncio.Event()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,9 +99,9 @@ class TrtllmEngine:
             resume_repetition=True,  # it counts the tokens of prompts, too
             roles=started.roles if started is not None else frozenset({Role.AGGREGATED}),
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
-            kv_events=self._feeds is not None,
+            kv_events=self._kv is not None,
             logprobs=True,
-            guided=convert.GUIDED,
+            guided=GUIDED,
             lora="dynamic" if lora else "none",
             cache_salt=True,
             priority=started is not None and started.installed.priority,
@@ -84,7 +112,7 @@ class TrtllmEngine:
         try:
             started = await start_trtllm(config)
         except BaseException:
-            await asyncio.to_thread(self._processes.kill)
+            await self._kill_processes(quiet=True)
             raise
         self._processes.remember()
         self._started = started
@@ -97,8 +125,8 @@ class TrtllmEngine:
         stats = keep_polling(started.llm.get_stats_async, started.meter.note, busy, what="statistics")
         self._pollers.append(asyncio.create_task(stats, name="trtllm-statistics"))
         if started.feeds is not None:
-            self._feeds = started.feeds
-            events = keep_polling(started.llm.get_kv_cache_events_async, self._feeds.put, busy, what="kv events")
+            self._kv = started.feeds
+            events = keep_polling(started.llm.get_kv_cache_events_async, started.feeds.put, busy, what="kv events")
             self._pollers.append(asyncio.create_task(events, name="trtllm-kv-events"))
         return started.info
 
@@ -122,10 +150,8 @@ class TrtllmEngine:
             result = started.llm.generate_async(sequence.token_ids, params, streaming=True, **options)
         except (TypeError, ValueError, AssertionError) as error:
             raise RequestInvalid(str(error)) from error
-        except Exception as error:
-            self._look()
-            if self._death is not None:
-                raise EngineDead(self._death) from error
+        except Exception:
+            self.check_alive()
             raise
         request = StreamedRequest(progress, result)
         self._requests[sequence.id] = request
@@ -153,7 +179,7 @@ class TrtllmEngine:
 
     def _options(self, started: Started, sequence: Sequence) -> dict[str, Any]:
         options: dict[str, Any] = {
-            "lora_request": started.adapters.request_of(sequence.adapter),
+            "lora_request": lora_request(started.model.api, started.adapters.of(sequence.adapter)),
             "cache_salt": sequence.cache_salt,
         }
         if (wishes := convert.scheduling_of(sequence, started.model)) is not None:
@@ -175,8 +201,7 @@ class TrtllmEngine:
             raise UnsupportedByEngine(f"this TensorRT-LLM was started without cache_transceiver_config{side}")
         api = started.model.api
         if given.kind == "prefill":
-            media = media_fields(given.params) if given.params is not None else None
-            options["disaggregated_params"] = handover.context_params(api, media)
+            options["disaggregated_params"] = handover.context_params(api)
             return False
         first = handover.first_tokens(given.params)
         if (why := handover.needs_own_first_token(sequence, given.params)) is not None:
@@ -234,7 +259,7 @@ class TrtllmEngine:
         if started is None:
             return None
         if not isinstance(error, started.model.api.RequestError):
-            self._look()
+            self.look()
             if self._death is not None:
                 return None
             _log.error("engine.output_unreadable", sequence=request.id, error=repr(error))
@@ -250,37 +275,22 @@ class TrtllmEngine:
         info = self._started.info
         return self._started.meter.read(mine=len(self._requests), blocks=info.blocks, slots=info.slots)
 
-    async def healthy(self) -> None:
-        self._alive()
-
-    async def died(self) -> str:
-        while self._death is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH_POLL_S):
-                    await self._death_known.wait()
-            self._look()
-        return self._death
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()  # its errors name no request
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Notice that the engine has shut down: it does so by itself when one of its processes fails."""
         if self._death is None and self._started is not None:
             executor = getattr(self._started.llm, "_executor", None)
             if executor is None or executor.is_shutdown():
-                self._death = _GONE
-                self._death_known.set()
-                _log.error("engine.died", reason=_GONE, sequences=len(self._requests))
-                requests = list(self._requests.values())
-                self._requests.clear()
-                for request in requests:
-                    request.closed = True
+                self.declare_dead(_GONE)
+
+    def dropped(self) -> int:
+        requests = list(self._requests.values())
+        self._requests.clear()
+        for request in requests:
+            request.closed = True
+        return len(requests)
 
     def _alive(self) -> tuple[Started, ResultStreams]:
-        self._look()
-        if self._death is not None:
-            raise EngineDead(self._death)
+        self.check_alive()
         if self._started is None or self._streams is None:
             raise EngineDead("the engine is not running")
         return self._started, self._streams
@@ -301,26 +311,13 @@ class TrtllmEngine:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s + 1):
                     await run_in_thread(started.llm.shutdown, name="trtllm-stop")
-        left = await asyncio.to_thread(self._processes.kill)
-        if left:
-            _log.warning("engine.processes_killed", count=left)
+        await self._kill_processes()
 
     # -- the cache, hand-overs and operations ----------------------------------------------------------------
 
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        return self._told(rank).read()
-
     async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return self._told(rank).replay(start)
-
-    def _told(self, rank: int) -> KvFeed:
-        self._alive()
-        if self._feeds is None:
-            raise UnsupportedByEngine("this TensorRT-LLM was started without KV events")
-        return self._feeds[rank]
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Do nothing: the engines find each other by the state of a hand-over."""
+        kept: list[KvBatch] = self._events_of(rank).replay(start)
+        return kept
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         """Free what the context side offers. The generation side cannot tell it: there it runs out by its time limit."""
@@ -328,21 +325,6 @@ class TrtllmEngine:
         if params is None:
             self._held.release(sequence_id)
 
-    async def set_role(self, role: Role) -> None:
-        roles = self._alive()[0].roles
-        if role not in roles:
-            able = ", ".join(sorted(roles))
-            raise UnsupportedByEngine(f"this TensorRT-LLM was started so that it can be {able}, not {role.value}")
-
-    async def pool(self, item: PoolItem) -> Pooled:
-        raise UnsupportedByEngine("TensorRT-LLM's LLM generates; it makes no vectors")
-
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         adapters = self._alive()[0].adapters
-        if op == "load_adapter" and adapters.changeable:
-            adapters.load(args["name"], args["source"])
-            return {}
-        if op == "unload_adapter" and adapters.changeable:
-            adapters.unload(args["name"])
-            return {}
-        raise UnsupportedByEngine(f"TensorRT-LLM has no operation {op!r} here; known: load_adapter, unload_adapter")
+        return await (adapters.do(op, args) if op in ADAPTER_OPERATIONS else super().control(op, args))

@@ -7,12 +7,10 @@ The operator's settings are passed on unchanged; a name that TensorRT-LLM does n
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +19,24 @@ from numpy.typing import NDArray
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Role
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.kit import ADAPTERS_ARG, check_plain_types, parsed_source, read_config, unknown_adapter
+from headrace.workers.engine_settings import (
+    EngineSettings,
+    Fields,
+    annotated,
+    check_plain_types,
+    package_folder,
+    parsed,
+    spelt_like,
+)
+from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.lora import ADAPTERS_ARG, Adapter
+from headrace.workers.trtllm.contract import check_package
 
-# Knows a worker's LoRA adapters: those of its start (`adapters={"name": "folder", …}`), and those added while it serves.
-#
 # TensorRT-LLM has no call that loads or unloads an adapter: a request names it with a number and a folder, its weights are
 # read then, and the least recently used ones leave its caches. So an adapter is added by checking its folder, and removed by
 # no longer naming it; each load gets a new number, because weights are cached by it.
 
 LEAST_ROOM = 4  # adapters on the GPU; as many again in host memory
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA adapter. `number` is the engine's id of it, from 1."""
-
-    name: str
-    folder: str
-    rank: int
-    number: int
-
-
-def read_adapter(name: str, folder: str, number: int) -> Adapter:
-    """Read an adapter from its folder. Raises EngineError if there is none."""
-    return Adapter(name, folder, read_config(name, folder).rank, number)
 
 
 def lora_settings(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -61,53 +52,11 @@ def lora_settings(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
     }
 
 
-class Adapters:
-    """The adapters of a running engine. `most_rank`: the rank that it has room for, None = it was started without room."""
-
-    def __init__(self, api: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
-        self._api = api
-        self._there = dict(started_with)
-        self._most_rank = most_rank
-        self._last = len(self._there)
-        self.names_by_number: dict[int, str] = {one.number: one.name for one in self._there.values()}
-
-    @property
-    def changeable(self) -> bool:
-        return self._most_rank is not None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._there)
-
-    def load(self, name: str, folder: str) -> None:
-        """Add an adapter; does nothing if it is there from this folder. Raises UnsupportedByEngine, EngineError."""
-        if self._most_rank is None:
-            raise UnsupportedByEngine("this TensorRT-LLM was started without adapters, and so without room for one")
-        there = self._there.get(name)
-        if there is not None:
-            if there.folder == folder:
-                return
-            raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
-        adapter = read_adapter(name, folder, self._last + 1)
-        if adapter.rank > self._most_rank:
-            most = self._most_rank
-            raise EngineError(f"{name!r} has rank {adapter.rank}; this TensorRT-LLM was started with max_lora_rank={most}")
-        self._last += 1
-        self._there[name] = adapter
-        self.names_by_number[self._last] = name
-
-    def unload(self, name: str) -> None:
-        """Remove an adapter; does nothing if it is not there."""
-        self._there.pop(name, None)
-
-    def request_of(self, name: str | None) -> Any:
-        """Return TensorRT-LLM's request for an adapter, None for the model itself. Raises RequestInvalid if unknown."""
-        if name is None:
-            return None
-        adapter = self._there.get(name)
-        if adapter is None:
-            raise unknown_adapter(name, self._there)
-        return self._api.LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=adapter.folder)
+def lora_request(api: Any, adapter: Adapter | None) -> Any:
+    """Return TensorRT-LLM's request for an adapter, None for the model itself."""
+    if adapter is None:
+        return None
+    return api.LoRARequest(lora_name=adapter.name, lora_int_id=adapter.number, lora_path=adapter.folder)
 
 
 PROCESSORS_ARG = "logits_processors"
@@ -174,9 +123,8 @@ class LogitsProcessors:
         return [self._known[name] for name in wanted] or None
 
 
-OWN_ARGS = frozenset({ADAPTERS_ARG, PROCESSORS_ARG})
+OWN_ARGS = {ADAPTERS_ARG: "", PROCESSORS_ARG: ""}
 EVENT_BUFFER = 16384  # KV events that the engine keeps until they are polled
-_OURS = {"model": "--model", "served_model_name": "--served-name"}
 _TRANSCEIVER = "cache_transceiver_config"
 
 LOG_LEVELS: Mapping[str, str] = {
@@ -198,14 +146,14 @@ def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def engine_args(
-    config: EngineConfig, api: Any, *, known: frozenset[str], max_seq_len: int, adapters: Mapping[str, Adapter]
+    config: EngineConfig, api: Any, *, known: Iterable[str], max_seq_len: int, adapters: Mapping[str, Adapter]
 ) -> dict[str, Any]:
     """Return the arguments of TensorRT-LLM's `LLM`. Raises EngineStartFailed for a setting that it has not or refuses.
 
     `known`: the names of its settings. `max_seq_len`: the context length where the operator gives none.
     """
+    SETTINGS.check_names(config.args, known)
     given = {name: value for name, value in config.args.items() if name not in OWN_ARGS}
-    check_names(given, known)
     args: dict[str, Any] = {
         "max_seq_len": max_seq_len,
         "enable_chunked_prefill": True,  # else a prompt longer than a step is refused
@@ -231,17 +179,6 @@ def engine_args(
     except (TypeError, ValueError) as error:
         raise EngineStartFailed(f"TensorRT-LLM refuses its settings: {error}") from error
     return {name: value for name, value in args.items() if value is not None}
-
-
-def check_names(args: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raise EngineStartFailed for the first setting not in `known`, naming what is spelt like it."""
-    for name in args:
-        if name in _OURS:
-            raise EngineStartFailed(f"give {name!r} as {_OURS[name]}, not as an engine setting")
-        if name not in known:
-            close = difflib.get_close_matches(name.replace("-", "_"), known, n=3, cutoff=0.6)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise EngineStartFailed(f"TensorRT-LLM has no setting {name!r}{hint}")
 
 
 def roles_of(args: Mapping[str, Any]) -> frozenset[Role]:
@@ -280,41 +217,36 @@ def _kv_cache_config(api: Any, given: Any) -> Any:
     return api.KvCacheConfig(**fields)
 
 
-# Checks names and plain types of an operator's TensorRT-LLM settings by its source: importing it takes long and needs CUDA.
-
 _SOURCE = Path("llmapi", "llm_args.py")
 _SETTINGS = "TorchLlmArgs"
 _MAPS = {"kv_cache_config": "KvCacheConfig", "cache_transceiver_config": "CacheTransceiverConfig"}  # given as maps
 _BOUNDED = re.compile(r"\b(?:Positive|NonNegative|Strict)(Int|Float)\b")  # pydantic's names of numbers with bounds
 
-Fields = dict[str, str]
-"""Name → annotation of the fields of a class."""
+
+class TrtllmSettings(EngineSettings):
+    def check_packages(self, *modules: str) -> None:
+        check_package()
+
+    def check_arguments(self, args: Mapping[str, Any]) -> None:
+        super().check_arguments(args)
+        classes = trtllm_settings() if args else {}
+        for name, of in _MAPS.items():
+            fields, value = classes.get(of), args.get(name)
+            if fields and isinstance(value, Mapping):
+                for field in value:
+                    if field not in fields:
+                        raise EngineStartFailed(f"{name} of TensorRT-LLM has no field {field!r}{spelt_like(field, fields)}")
+                check_plain_types(f"TensorRT-LLM's {name}", value, fields)
 
 
-def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a setting that TensorRT-LLM does not have, or whose plain type the value is not.
-
-    What cannot be said by the source alone passes: TensorRT-LLM decides about it when it starts.
-    """
-    classes = trtllm_settings() if args else {}
-    if not classes:
-        return
-    given = {name: value for name, value in args.items() if name not in OWN_ARGS}
-    check_names(given, frozenset(classes[_SETTINGS]))
-    check_plain_types("TensorRT-LLM", given, classes[_SETTINGS])
-    for name, of in _MAPS.items():
-        fields, value = classes.get(of), given.get(name)
-        if fields and isinstance(value, Mapping):
-            _check_map(name, value, fields)
-
-
-def _check_map(name: str, given: Mapping[str, Any], fields: Fields) -> None:
-    for field in given:
-        if field not in fields:
-            close = difflib.get_close_matches(field.replace("-", "_"), fields, n=3, cutoff=0.6)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise EngineStartFailed(f"{name} of TensorRT-LLM has no field {field!r}{hint}")
-    check_plain_types(f"TensorRT-LLM's {name}", given, fields)
+SETTINGS = TrtllmSettings(
+    "TensorRT-LLM",
+    packages=("tensorrt_llm",),
+    install="",
+    options={"model": "--model", "served_model_name": "--served-name"},
+    added=OWN_ARGS,
+    read=lambda: trtllm_settings().get(_SETTINGS, {}),
+)
 
 
 def trtllm_settings(package: Path | None = None) -> dict[str, Fields]:
@@ -322,10 +254,8 @@ def trtllm_settings(package: Path | None = None) -> dict[str, Fields]:
 
     Empty where there is none, or where its source is not as expected.
     """
-    tree = parsed_source("tensorrt_llm", _SOURCE, package)
-    if tree is None:
-        return {}
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    package = package or package_folder("tensorrt_llm")
+    classes = {node.name: node for node in parsed([package / _SOURCE])} if package is not None else {}
     found = {name: _fields(name, classes) for name in (_SETTINGS, *_MAPS.values())}
     return found if "max_batch_size" in found[_SETTINGS] else {}
 
@@ -335,20 +265,12 @@ def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Fields:
     node = classes.get(name)
     if node is None:
         return {}
-    fields: Fields = {}
+    fields: dict[str, str] = {}
     others = {other: one for other, one in classes.items() if other != name}  # no class is its own base
     for base in node.bases:
         fields |= _fields(ast.unparse(base), others)
-    for field in _annotated(node.body):
-        annotation = ast.unparse(field.annotation)
-        if isinstance(field.target, ast.Name) and not annotation.startswith("ClassVar"):
-            fields[field.target.id] = _BOUNDED.sub(lambda match: match[1].lower(), annotation)
+    for field, given in annotated(node.body).items():
+        annotation = ast.unparse(given)
+        if not annotation.startswith("ClassVar"):
+            fields[field] = _BOUNDED.sub(lambda match: match[1].lower(), annotation)
     return fields
-
-
-def _annotated(body: Iterable[ast.stmt]) -> Iterator[ast.AnnAssign]:
-    for part in body:
-        if isinstance(part, ast.AnnAssign):
-            yield part
-        elif isinstance(part, ast.If):  # fields of some versions or platforms
-            yield from _annotated([*part.body, *part.orelse])

@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo, Load, Role, several
-from headrace.workers.errors import EngineStartFailed, WorkerError
-from headrace.workers.kit import adapters_of
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.kit import starting, summed
+from headrace.workers.lora import Adapters, adapters_of
 from headrace.workers.tokens import token_table
 from headrace.workers.trtllm.contract import Installed, load_installed
 from headrace.workers.trtllm.convert import Model
 from headrace.workers.trtllm.kv_feed import KvFeeds
 from headrace.workers.trtllm.settings import (
-    Adapters,
     LogitsProcessors,
     engine_args,
     handover_word,
     lease_s,
     prepare_environment,
-    read_adapter,
     roles_of,
 )
 
@@ -115,31 +115,19 @@ def check_launch(args: Mapping[str, Any], environ: Mapping[str, str], *, gpus: i
 FRESH_S = 1.0  # older statistics say nothing about what runs now
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """The last iteration of a rank."""
-
-    active: int = 0
-    waiting: int = 0
-    blocks: int = 0
-    used: int = 0
-    step_s: float = 0.0
-    prefill_tokens: int = 0
-    decodes: int = 0
-
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> RankRow:
-        cache = row.get("kvCacheStats") or {}
-        batch = row.get("inflightBatchingStats") or {}
-        return cls(
-            active=int(row.get("numActiveRequests") or 0),
-            waiting=int(row.get("numQueuedRequests") or 0),
-            blocks=int(cache.get("maxNumBlocks") or 0),
-            used=int(cache.get("usedNumBlocks") or 0),
-            step_s=float(row.get("iterLatencyMS") or 0.0) / 1000,
-            prefill_tokens=int(batch.get("numCtxTokens") or 0),
-            decodes=int(batch.get("numGenRequests") or 0),
-        )
+def rank_load(row: Mapping[str, Any]) -> Load:
+    """Return the load of a rank as its last iteration left it."""
+    cache = row.get("kvCacheStats") or {}
+    batch = row.get("inflightBatchingStats") or {}
+    return Load(
+        running=int(row.get("numActiveRequests") or 0),
+        waiting=int(row.get("numQueuedRequests") or 0),
+        blocks_used=int(cache.get("usedNumBlocks") or 0),
+        blocks_total=int(cache.get("maxNumBlocks") or 0),
+        step_s=float(row.get("iterLatencyMS") or 0.0) / 1000,
+        step_prefill_tokens=int(batch.get("numCtxTokens") or 0),
+        step_decodes=int(batch.get("numGenRequests") or 0),
+    )
 
 
 class LoadMeter:
@@ -148,7 +136,7 @@ class LoadMeter:
     def __init__(self, ranks: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks = ranks
         self._clock = clock
-        self._rows: dict[int, RankRow] = {}
+        self._rows: dict[int, Load] = {}
         self._at = float("-inf")
         self._queue: dict[str, tuple[int | None, int]] = {}  # sequence without a token → its rank, prompt tokens to be computed
         self._queued: Counter[int | None] = Counter()  # these tokens by rank; None: the engine chooses the rank
@@ -156,12 +144,12 @@ class LoadMeter:
     @property
     def blocks(self) -> int:
         """Return the blocks of all ranks, 0 while no statistics have told them."""
-        return sum(row.blocks for row in self._rows.values())
+        return sum(row.blocks_total for row in self._rows.values())
 
     def note(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             number = row.get("attentionDpRank")
-            self._rows |= dict.fromkeys(range(self._ranks) if number is None else (int(number),), RankRow.read(row))
+            self._rows |= dict.fromkeys(range(self._ranks) if number is None else (int(number),), rank_load(row))
             self._at = self._clock()
 
     def queued(self, sequence_id: str, tokens: int, *, rank: int | None = None) -> None:
@@ -176,41 +164,21 @@ class LoadMeter:
 
     def read(self, *, mine: int, blocks: int, slots: int) -> Load:
         """Return the load. `mine` is the number of sequences in the engine; the statistics of an idle one are stale."""
+        each = blocks // self._ranks
         if mine == 0:
-            return self._idle(blocks)
-        rows = self._rows.values()
-        fresh = self._clock() - self._at <= FRESH_S
-        active = sum(row.active for row in rows) if fresh else slots
-        running = min(active, mine)
-        return Load(
-            running=running,
-            waiting=mine - running,
-            blocks_used=sum(row.used for row in rows),
-            blocks_total=blocks,
-            queued_prefill_tokens=self._queued.total(),
-            step_s=max((row.step_s for row in rows), default=0.0),
-            step_prefill_tokens=sum(row.prefill_tokens for row in rows),
-            step_decodes=sum(row.decodes for row in rows),
-            ranks=tuple(self._rank(rank, blocks // self._ranks) for rank in range(self._ranks)) if self._ranks > 1 else (),
-        )
-
-    def _idle(self, blocks: int) -> Load:
-        part = Load(blocks_total=blocks // self._ranks)
-        return Load(blocks_total=blocks, ranks=(part,) * self._ranks if self._ranks > 1 else ())
+            return summed([Load(blocks_total=each)] * self._ranks, mine=0, blocks=blocks, queued=0)
+        ranks = [self._rank(rank, each) for rank in range(self._ranks)]
+        load = summed(ranks, mine=mine, blocks=blocks, queued=self._queued.total())
+        if self._clock() - self._at <= FRESH_S:
+            return load
+        running = min(slots, mine)
+        return msgspec.structs.replace(load, running=running, waiting=mine - running)
 
     def _rank(self, rank: int, blocks: int) -> Load:
         """Return the load of a rank by its last statistics. Prompts without a rank are shared out evenly."""
-        row = self._rows.get(rank, RankRow())
-        return Load(
-            running=row.active,
-            waiting=row.waiting,
-            blocks_used=row.used,
-            blocks_total=blocks,
-            queued_prefill_tokens=self._queued[rank] + self._queued[None] // self._ranks,
-            step_s=row.step_s,
-            step_prefill_tokens=row.prefill_tokens,
-            step_decodes=row.decodes,
-        )
+        queued = self._queued[rank] + self._queued[None] // self._ranks
+        row = self._rows.get(rank, Load())
+        return msgspec.structs.replace(row, blocks_total=blocks, queued_prefill_tokens=queued)
 
 
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "model_max_length")
@@ -376,13 +344,18 @@ class _Built:
 async def start_trtllm(config: EngineConfig) -> Started:
     """Import TensorRT-LLM, load the model and serve a first request. Raises EngineStartFailed."""
     prepare_environment()
-    known_adapters = adapters_of(config, read_adapter)
+    known_adapters = adapters_of(config)
     processors = LogitsProcessors.of(config)
     installed = await run_in_thread(load_installed, name="trtllm-import")
     built = await run_in_thread(lambda: _build(config, installed), name="trtllm-start")
     try:
         lora = built.args.get("lora_config")
-        adapters = Adapters(installed.api, known_adapters, most_rank=lora.max_lora_rank if lora is not None else None)
+        adapters = Adapters(
+            "TensorRT-LLM",
+            known_adapters,
+            room=None if lora is not None else "adapters or lora_config",
+            most_rank=lora.max_lora_rank if lora is not None else None,
+        )
         cache = built.args["kv_cache_config"]
         model = Model(
             api=installed.api,
@@ -430,18 +403,14 @@ def _build(config: EngineConfig, installed: Installed) -> _Built:
         installed.api,
         known=frozenset(TorchLlmArgs.model_fields),
         max_seq_len=files.context_length or FALLBACK_LENGTH,
-        adapters=adapters_of(config, read_adapter),
+        adapters=adapters_of(config),
     )
     if config.role not in roles_of(args):
         able = ", ".join(sorted(roles_of(args)))
         raise EngineStartFailed(f"with these settings TensorRT-LLM can be {able}, not {config.role.value}")
     check_launch(args, os.environ, gpus=_gpus())
-    try:
+    with starting("TensorRT-LLM", config.model):
         return _Built(installed.api.LLM(model=str(files.folder), **args), args, files)
-    except WorkerError:
-        raise
-    except Exception as error:
-        raise EngineStartFailed(f"TensorRT-LLM could not start {config.model}: {error}") from error
 
 
 def _gpus() -> int | None:

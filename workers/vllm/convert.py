@@ -5,19 +5,15 @@ vLLM is imported inside the functions that build its objects, so that the other 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 from headrace.broker.messages.frames import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence, StoredTensor
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
+from headrace.workers.kit import GUIDED, GUIDED_OPTIONS, ProcessEngine
 from headrace.workers.vllm import transfer_connector
 
-GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
-
-_GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 _NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
 _TRANSFER_EXTRA = (transfer_connector.PARAMS, "ec_transfer_params")
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
@@ -141,7 +137,7 @@ def _guided(guided: Mapping[str, Any] | None) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     for name in guided:
-        if name not in GUIDED and name not in _GUIDED_OPTIONS:
+        if name not in GUIDED and name not in GUIDED_OPTIONS:
             raise RequestInvalid(f"unknown kind of structured output {name!r}; known: {', '.join(sorted(GUIDED))}", param=name)
     return StructuredOutputsParams(**guided)
 
@@ -253,40 +249,20 @@ def _logprob(token: int, position: Any, top: int, token_bytes: TokenBytes, *, ra
 
 
 CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
-_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
 
 
-class CoreDeath:
-    """Keeps the reason of a core's death. `on_death` is called with it, once. Used on the event loop only."""
+class CoreEngine(ProcessEngine):
+    """An engine whose core is vLLM's. A busy core reports its death by itself; an idle one is looked at."""
 
-    def __init__(self, on_death: Callable[[str], None]) -> None:
-        self.reason: str | None = None
-        self._on_death = on_death
-        self._known = asyncio.Event()
+    LOOK_EVERY_S = 0.2
 
-    def declare(self, reason: str = CORE_GONE) -> None:
-        if self.reason is None:
-            self.reason = reason
-            self._known.set()
-            self._on_death(reason)
-
-    async def wait(self, has_died: Callable[[], bool]) -> str:
-        """Return the reason once the core is dead. `has_died` is asked every 0.2 s."""
-        while self.reason is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    await self._known.wait()
-            if has_died():
-                self.declare()
-        return self.reason
-
-    def translate(self, error: BaseException) -> BaseException:
+    def _translate(self, error: BaseException) -> BaseException:
         """Return an exception of vLLM as one of ours; others are returned as they are. One that means death declares it."""
         from vllm.exceptions import GracefulHTTPError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if isinstance(error, EngineDeadError):
-            self.declare()
+            self.declare_dead(CORE_GONE)
             return EngineDead(CORE_GONE)
         if isinstance(error, GracefulHTTPError):
             return EngineOverloaded(str(error))

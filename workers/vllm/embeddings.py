@@ -190,12 +190,6 @@ def encoder_word(config: EngineConfig, *, version: str, dtype: str, device: str)
     return f"vllm/{version}/{device}/{dtype}/{namespace(files, settings)}"
 
 
-def check_encoders(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a value that `encoders` cannot have, before anything is started."""
-    if args.get(ENCODERS_ARG) not in (None, True, False):
-        raise EngineStartFailed(f"{ENCODERS_ARG} is true or false, not {args[ENCODERS_ARG]!r}")
-
-
 # The folder through which a worker and the core of its vLLM pass embeddings: one file per item, there while it is needed.
 #
 # The worker of a serving engine puts a file there before vLLM gets the request, and removes it when no request needs it; the

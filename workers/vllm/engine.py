@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any
-
-import structlog
 
 from headrace.workers.engine import (
     POOLING_KINDS,
@@ -22,7 +20,6 @@ from headrace.workers.engine import (
     EngineConfig,
     EngineInfo,
     Fault,
-    KvBatch,
     Load,
     Output,
     Pooled,
@@ -32,12 +29,11 @@ from headrace.workers.engine import (
     Sink,
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine, WorkerError
-from headrace.workers.kit import ADAPTER_OPERATIONS
-from headrace.workers.kv.zmq_listener import ZmqKvListener
-from headrace.workers.process_guard import ProcessTree
+from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED, EngineSupport, words
+from headrace.workers.lora import Adapters
 from headrace.workers.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.convert import CORE_GONE, CoreDeath, VllmOperations
+from headrace.workers.vllm.convert import CORE_GONE, OPERATIONS, CoreEngine, VllmOperations
 from headrace.workers.vllm.embeddings import LentItems, hands_over_embeddings
 from headrace.workers.vllm.events import KvListener
 from headrace.workers.vllm.kv_transfer import VllmKvTransfer
@@ -45,27 +41,94 @@ from headrace.workers.vllm.load_meter import DeltaHandlers, EngineRequest, LoadM
 from headrace.workers.vllm.media import MediaReader, MediaSupport, Prompts
 from headrace.workers.vllm.node_part import NodePart, follows, start_part
 from headrace.workers.vllm.pooling import VllmPooling
-from headrace.workers.vllm.settings import Adapters, external_rank, kv_events_wanted, ranks
+from headrace.workers.vllm.settings import external_rank, kv_events_wanted, lora_request, ranks
 from headrace.workers.vllm.start import SocketFolder, Started, start_vllm
 
-_log = structlog.get_logger()
+_MOST = Capabilities(
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE, Role.ENCODE}),
+    disagg=DisaggStyle.PARAMS,
+    kv_events=True,
+    logprobs=True,
+    prompt_logprobs=True,
+    resume_repetition=True,
+    guided=GUIDED,
+    lora="dynamic",
+    media=frozenset({"image", "video", "audio"}),
+    prompt_embeds=True,
+    cache_salt=True,
+    priority=True,
+    sleep_levels=(1, 2),
+    operations=OPERATIONS | ADAPTER_OPERATIONS,
+)
+
+_CONNECTOR = "role `prefill` or `decode`, or `kv_transfer_mode`"
+_ADAPTERS = "`adapters` or `enable_lora=true`"
+_PROFILER = "`profiler_config`"
+_SLEEP_MODE = "on a GPU `enable_sleep_mode=true`, without KV transfer and tiers"
+_POOLING_MODEL = "a pooling model"
+_MEDIA_MODEL = "a model for it"
+_BY_SERVED_MODELS = "tests/engines/test_embeddings.py puts it beside vLLM's own server"
+_BY_PAIRS = "tests/engines/test_vllm_disagg.py drives it with two engines"
+_BY_MEDIA = "tests/engines/test_vllm_media.py, test_vllm_video.py and test_vllm_sound.py put it beside vLLM asked directly"
+
+SUPPORT = EngineSupport(
+    name="vllm",
+    title="vLLM 0.32",
+    words=words(_MOST, ("chat", "completion", "embedding", "score", "classify")),
+    conditions={
+        "role prefill": _CONNECTOR,
+        "role decode": _CONNECTOR,
+        "role encode": "a model that takes media",
+        "handover params": _CONNECTOR,
+        "kv_events": "prefix caching on, all ranks in this engine",
+        "lora dynamic": _ADAPTERS,
+        "operation load_adapter": _ADAPTERS,
+        "operation unload_adapter": _ADAPTERS,
+        "operation start_profile": _PROFILER,
+        "operation stop_profile": _PROFILER,
+        "operation sleep": _SLEEP_MODE,
+        "operation wake": _SLEEP_MODE,
+        "sleep level 1": _SLEEP_MODE,
+        "sleep level 2": _SLEEP_MODE,
+        "prompt_embeds": "`enable_prompt_embeds=true`",
+        "priority": "`scheduling_policy=priority`",
+        "media image": _MEDIA_MODEL,
+        "media video": _MEDIA_MODEL,
+        "media audio": _MEDIA_MODEL,
+        "kind embedding": _POOLING_MODEL,
+        "kind score": _POOLING_MODEL,
+        "kind classify": _POOLING_MODEL,
+    },
+    untried={
+        "role prefill": _BY_PAIRS,
+        "role decode": _BY_PAIRS,
+        "role encode": "tests/engines/test_vllm_encode.py runs one beside a worker that serves",
+        "handover params": _BY_PAIRS,
+        "media image": _BY_MEDIA,
+        "media video": _BY_MEDIA,
+        "media audio": _BY_MEDIA,
+        "kind embedding": _BY_SERVED_MODELS,
+        "kind score": _BY_SERVED_MODELS,
+        "kind classify": _BY_SERVED_MODELS,
+    },
+)
 
 
-class VllmEngine:
+class VllmEngine(CoreEngine):
     """A vLLM engine. Started once, stopped once."""
 
+    NAME = "vLLM"
+
     def __init__(self) -> None:
+        super().__init__()
         self._started: Started | None = None
         self._batcher: StepBatcher | None = None
         self._exchange: VllmKvTransfer | None = None
         self._meter = LoadMeter()
         self._runs: dict[str, EngineRequest] = {}
-        self._processes = ProcessTree(os.getpid())
-        self._death = CoreDeath(self._on_death)
         self._priority = False
         self._traces = False
         self._sockets: SocketFolder | None = None
-        self._kv: KvListener | None = None
         self._part: NodePart | None = None
         self._pooling: VllmPooling | None = None
         self._prompts: Prompts | None = None
@@ -89,7 +152,7 @@ class VllmEngine:
             prompt_logprobs=True,
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             media=frozenset(self._started.info.media) if self._started is not None else frozenset(),
-            guided=convert.GUIDED,
+            guided=GUIDED,
             lora="dynamic" if lora else "none",
             cache_salt=True,
             priority=self._priority,
@@ -131,7 +194,7 @@ class VllmEngine:
                 started = await start_vllm(config, self._meter, kv_events, items=items)
         except BaseException:
             self._deafen()
-            await asyncio.to_thread(self._processes.kill)
+            await self._kill_processes(quiet=True)
             self._sockets.remove()
             raise
         self._processes.remember()
@@ -139,7 +202,7 @@ class VllmEngine:
         self._operations = VllmOperations(started.llm, cpu=started.cpu)
         self._stats_log = StatsLog(started.llm) if started.logs_stats else None
         if POOLING_KINDS & set(started.info.kinds):
-            self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._death.translate)
+            self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
             self._deafen()  # where it was not known before that there is nothing to route by
         reader = MediaReader(started.llm, started.offer) if started.offer.slots else None
         self._prompts = Prompts(started.llm, reader, lent, embeds=started.info.prompt_embeds)
@@ -186,7 +249,7 @@ class VllmEngine:
             batcher.take(run, error)  # it fails as a transfer in vLLM would
             return
         params = convert.to_sampling_params(sequence, transfer)
-        adapter = started.adapters.request_of(sequence.adapter) if started.adapters is not None else None
+        adapter = started.adapters.of(sequence.adapter) if started.adapters is not None else None
         self._runs[sequence.id] = run
         exchange.began(run.request_id, sequence)
         self._meter.queued(sequence.id, convert.to_compute(sequence))
@@ -199,7 +262,7 @@ class VllmEngine:
                 run.request_id,
                 prompt,
                 params,
-                lora_request=adapter,
+                lora_request=lora_request(adapter) if adapter is not None else None,
                 trace_headers=sequence.trace if self._traces else None,
                 priority=sequence.priority if self._priority else 0,
                 data_parallel_rank=sequence.rank,
@@ -211,7 +274,7 @@ class VllmEngine:
             run.closed = True
             self._ended(sequence.id)
             prompts.forget(run)
-            raise self._death.translate(error) from error
+            raise self._translate(error) from error
         if run.closed:  # aborted while it was being handed over
             await started.llm.abort(run.request_id)
             return
@@ -230,7 +293,7 @@ class VllmEngine:
         try:
             return await self._prompts.encode(item)
         except Exception as error:
-            raise self._death.translate(error) from error
+            raise self._translate(error) from error
 
     async def abort(self, ids: Seq[str]) -> None:
         known = frozenset(ids) & self._runs.keys()
@@ -265,45 +328,11 @@ class VllmEngine:
         info = self._started.info
         return self._meter.read(mine=len(self._runs) + pooling, blocks=info.blocks, ranks=info.ranks)
 
-    async def healthy(self) -> None:
-        self._alive()
-
     async def died(self) -> str:
-        if self._part is not None:
-            return await self._part.watch()
-        return await self._death.wait(lambda: self._started is not None and self._started.llm.errored)
-
-    def blamed(self) -> frozenset[str]:
-        return frozenset()  # vLLM's EngineDeadError names no request, and its log of the failed step names the whole batch
-
-    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        return self._listener(rank).read()
-
-    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return await self._listener(rank).replay(start)
-
-    def _listener(self, rank: int) -> ZmqKvListener:
-        self._alive()
-        if self._kv is None:
-            raise UnsupportedByEngine("this vLLM was started without KV events")
-        return self._kv[rank]
-
-    def _deafen(self) -> None:
-        if self._kv is not None:
-            self._kv.close()
-            self._kv = None
-
-    def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Do nothing: vLLM's engines find each other by the parameters of a hand-over."""
+        return await (self._part.watch() if self._part is not None else super().died())
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         self._alive()[2].release(sequence_id, params)
-
-    async def set_role(self, role: Role) -> None:
-        roles = self._alive()[2].roles
-        if role not in roles:
-            able = ", ".join(sorted(roles))
-            raise UnsupportedByEngine(f"this vLLM was started so that it can be {able}, not {role.value}")
 
     async def pool(self, item: PoolItem) -> Pooled:
         self._alive()
@@ -322,7 +351,7 @@ class VllmEngine:
         except WorkerError:
             raise
         except Exception as error:
-            raise self._death.translate(error) from error
+            raise self._translate(error) from error
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
@@ -346,27 +375,26 @@ class VllmEngine:
                     await asyncio.to_thread(started.llm.shutdown, grace_s)
             started.llm.shutdown = lambda *_, **__: None  # its destructor calls it again, perhaps in half an interpreter
         self._deafen()
-        left = await asyncio.to_thread(self._processes.kill)
+        await self._kill_processes()
         if self._sockets is not None:
             self._sockets.remove()
-        if left:
-            _log.warning("engine.processes_killed", count=left)
+
+    def look(self) -> None:
+        if self._started is not None and self._started.llm.errored:
+            self.declare_dead(CORE_GONE)
 
     def _alive(self) -> tuple[Started, StepBatcher, VllmKvTransfer]:
-        if self._death.reason is not None:
-            raise EngineDead(self._death.reason)
+        self.check_alive()
         if self._started is None or self._batcher is None or self._exchange is None:
             raise EngineDead("the engine is not running")
-        if self._started.llm.errored:
-            self._death.declare()
-            raise EngineDead(CORE_GONE)
         return self._started, self._batcher, self._exchange
 
-    def _on_death(self, reason: str) -> None:
-        _log.error("engine.died", reason=reason, sequences=len(self._runs))
+    def dropped(self) -> int:
         for run in self._runs.values():
             run.closed = True
+        dropped = len(self._runs)
         self._runs.clear()
+        return dropped
 
     def _ended(self, sequence_id: str) -> None:
         run = self._runs.pop(sequence_id, None)
@@ -381,7 +409,7 @@ class VllmEngine:
 
     def _failed(self, run: EngineRequest, error: Exception) -> Output | None:
         """Return the output for a sequence that vLLM ended with an exception, or None if the whole engine is dead."""
-        translated = self._death.translate(error)
+        translated = self._translate(error)
         if isinstance(translated, EngineDead):
             return None
         code = "transfer_failed" if isinstance(translated, TransferFailed) else "engine_error"

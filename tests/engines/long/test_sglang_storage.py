@@ -12,8 +12,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.workers.engine import EngineConfig
-from headrace.workers.sglang.engine import SglangEngine
-from headrace.workers.sglang.support import SUPPORT
+from headrace.workers.sglang.engine import SUPPORT, SglangEngine
 from tests.engine_contract.subject import Means, Subject, emitted, greedy, started
 from tests.engines.support.sglang_args import ARGS, BLOCK, needs_sglang
 from tests.engines.test_sglang_kv_events import HOST_TIER

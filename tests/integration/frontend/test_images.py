@@ -106,7 +106,7 @@ async def test_a_picture_whose_worker_dies_is_made_again_elsewhere_and_is_the_sa
         async with asyncio.timeout(20):
             while not (busy := [engine for engine in Painter.made if engine.load().running]):
                 await asyncio.sleep(0.01)
-        busy[0].die("killed by a test")
+        busy[0]._die("killed by a test")
         answer = await asyncio.wait_for(call, 60)
     assert files(answer) == [expected(3), expected(4)]
     assert len(answer.data or ()) == 2

@@ -128,7 +128,7 @@ async def test_a_video_whose_worker_dies_is_made_again_elsewhere_and_is_the_same
             while not (busy := [engine for engine in Painter.made if engine.load().running]):
                 await asyncio.sleep(0.01)
         assert (await client.videos.retrieve(video.id)).status == "in_progress"
-        busy[0].die("killed by a test")
+        busy[0]._die("killed by a test")
         assert (await ended(client, video.id)).status == "completed"
         assert (await client.videos.download_content(video.id)).content == expected(3)
 

@@ -23,7 +23,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.workers import main as workers_main
 from headrace.workers.errors import EngineDead
 from headrace.workers.settings import WorkerSettings
-from headrace.workers.sglang import child_process
+from headrace.workers.sglang import messages
 from headrace.workers.sglang.engine import SglangEngine
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ async def following(
     server: EmbeddedServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[SglangEngine, asyncio.Task[None]]]:
     """A worker that follows, when it says so; nothing is registered meanwhile."""
-    monkeypatch.setattr(child_process, "_COMMAND", ("-P", str(ROOT / "tests" / "support" / "sglang_child_stand_in.py")))
+    monkeypatch.setattr(messages, "_COMMAND", ("-P", str(ROOT / "tests" / "support" / "sglang_child_stand_in.py")))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     engine, subjects = SglangEngine(), Subjects(name)
     monkeypatch.setattr(workers_main, "create", lambda _: engine)

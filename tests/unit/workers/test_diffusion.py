@@ -26,7 +26,7 @@ from tests.support.painter import Painter, SlowPainter
 
 async def kill(engine: Engine) -> None:
     assert isinstance(engine, DiffusionEngine)
-    engine.die("killed by a test")
+    engine._die("killed by a test")
 
 
 def config(model: str, **args: Any) -> EngineConfig:

@@ -26,9 +26,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packages, which this environment may lack."""
-    monkeypatch.setattr("headrace.workers.vllm.installed_check.check_packages", lambda *_modules: None)
+    monkeypatch.setattr("headrace.workers.vllm.settings.SETTINGS.check_packages", lambda *_modules: None)
     monkeypatch.setattr(
-        "headrace.workers.vllm.settings.vllm_settings", lambda: {"max_model_len": "int", "enforce_eager": "bool"}
+        "headrace.workers.vllm.settings.SETTINGS.read", lambda: {"max_model_len": "int", "enforce_eager": "bool"}
     )
 
 
@@ -96,8 +96,8 @@ def test_an_error_shows_no_secret_that_stands_beside_what_is_wrong(capsys: pytes
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packages, which this environment may lack."""
-    monkeypatch.setattr("headrace.workers.sglang.parsing.check_packages", lambda: None)
-    monkeypatch.setattr("headrace.workers.sglang.settings.sglang_settings", lambda: {"context_length": "int"})
+    monkeypatch.setattr("headrace.workers.sglang.settings.SETTINGS.check_packages", lambda: None)
+    monkeypatch.setattr("headrace.workers.sglang.settings.SETTINGS.read", lambda: {"context_length": "int"})
     monkeypatch.setattr("headrace.commands.run.worker_python", lambda _engine: sys.executable)
 
 
@@ -127,7 +127,7 @@ def test_a_missing_engine_is_said_before_its_model_is_fetched(
     def missing(*_modules: str) -> None:
         raise EngineStartFailed("the Python package torch is not installed; install the extra")
 
-    monkeypatch.setattr("headrace.workers.vllm.installed_check.check_packages", missing)
+    monkeypatch.setattr("headrace.workers.vllm.settings.SETTINGS.check_packages", missing)
     assert main(command.split()) == 78
     assert "worker.engine = 'vllm' (default): the Python package torch is not installed" in said(capsys)
     assert not Path(".headrace/models").exists()

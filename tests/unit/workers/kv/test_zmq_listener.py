@@ -166,8 +166,8 @@ async def test_the_ports_lie_in_a_row_and_are_reserved_for_replays(tmp_path: Pat
     listeners = made(tmp_path, 3)
     try:
         for offset in range(3):
-            assert port_of(listeners[offset].endpoint) == port_of(listeners.endpoint) + offset
-            assert port_of(listeners[offset].replay_endpoint) == port_of(listeners.replay_endpoint) + offset
+            assert port_of(listeners[offset].endpoint) == port_of(listeners[0].endpoint) + offset
+            assert port_of(listeners[offset].replay_endpoint) == port_of(listeners[0].replay_endpoint) + offset
             with pytest.raises(OSError, match="in use"), socket.socket() as taker:
                 taker.bind(("127.0.0.1", port_of(listeners[offset].replay_endpoint)))
     finally:
@@ -176,7 +176,7 @@ async def test_the_ports_lie_in_a_row_and_are_reserved_for_replays(tmp_path: Pat
 
 async def test_an_engine_with_one_rank_answers_for_lost_batches_on_a_path(tmp_path: Path) -> None:
     listeners = made(tmp_path, 1)
-    assert listeners.replay_endpoint == f"ipc://{tmp_path}/replay"
+    assert listeners[0].replay_endpoint == f"ipc://{tmp_path}/replay"
     listeners.close()
 
 
@@ -186,7 +186,7 @@ async def test_the_events_of_each_rank_come_to_its_own_reader(tmp_path: Path) ->
     try:
         for rank in range(2):
             publisher = engine.socket(zmq.XPUB)
-            publisher.connect(f"tcp://127.0.0.1:{port_of(listeners.endpoint) + rank}")
+            publisher.connect(f"tcp://127.0.0.1:{port_of(listeners[0].endpoint) + rank}")
             async with asyncio.timeout(10):
                 while not await publisher.poll(20):
                     listeners.meet()

@@ -22,7 +22,7 @@ from headrace.workers.errors import (
     RequestInvalid,
     UnsupportedByEngine,
 )
-from headrace.workers.sglang import child_process
+from headrace.workers.sglang import messages
 from headrace.workers.sglang.engine import SglangEngine
 
 pytest.importorskip("zmq")  # comes with the engines
@@ -58,7 +58,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(child_process, "_COMMAND", ("-P", str(STAND_IN)))
+    monkeypatch.setattr(messages, "_COMMAND", ("-P", str(STAND_IN)))
     monkeypatch.setenv("STAND_IN_RECORD", str(tmp_path / "record.json"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH", "")]))
     return tmp_path / "record.json"

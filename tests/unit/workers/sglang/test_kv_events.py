@@ -86,7 +86,7 @@ async def test_sglang_is_told_the_sockets_of_the_listener(tmp_path: Path) -> Non
 
     listener = KvListener(tmp_path)
     config = listener.config()
-    assert (config["endpoint"], config["bind"], config["topic"]) == (listener.endpoint, False, listener.topic)
+    assert (config["endpoint"], config["bind"], config["topic"]) == (listener[0].endpoint, False, listener.topic)
     assert config["replay_endpoint"] == f"ipc://{tmp_path}/replay"
     assert config["format"] == "dynamo"
     listener.close()

@@ -1,32 +1,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.workers.engine import EngineConfig, Role
-from headrace.workers.errors import EngineStartFailed
-from headrace.workers.kit import adapters_of
-from headrace.workers.sglang import settings
 from headrace.workers.sglang.settings import (
     CPU_KV_TOKENS,
-    check_arguments,
-    check_names,
     computes_on_cpu,
     kv_events_wanted,
     kv_tokens,
-    lora_args,
     prepare_environment,
-    read_adapter,
     server_args,
-    sglang_settings,
 )
-
-KNOWN = ("model_path", "dtype", "page_size", "device")
 
 
 def config(model: str = "m", role: Role = Role.AGGREGATED, **args: Any) -> EngineConfig:
@@ -114,19 +102,6 @@ def test_the_cache_is_sized_by_the_model(tmp_path: Path) -> None:
     assert kv_tokens(config(str(tmp_path / "none")), {}) == CPU_KV_TOKENS
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [({"pagesize": 1}, "page_size"), ({"model_path": "x"}, "--model"), ({"random_seed": 1}, "--seed")],
-)
-def test_a_setting_that_sglang_lacks_stops_the_start_with_a_hint(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(EngineStartFailed, match=said):
-        check_names(args, KNOWN)
-
-
-def test_known_settings_and_adapters_pass() -> None:
-    check_names({"dtype": "float32", "adapters": {}}, KNOWN)
-
-
 def test_the_device_that_is_asked_for_decides() -> None:
     assert computes_on_cpu({}, gpu=False)
     assert not computes_on_cpu({}, gpu=True)
@@ -141,98 +116,3 @@ def test_the_plug_in_for_the_cpu_is_switched_on_only_there() -> None:
     gpu: dict[str, str] = {}
     prepare_environment(config(), gpu, cpu=False)
     assert "SGLANG_USE_CPU_ENGINE" not in gpu
-
-
-def adapters_config(adapters: object) -> EngineConfig:
-    return EngineConfig(model="m", served_name="base", args={"adapters": adapters})
-
-
-def adapter(folder: Path, rank: object = 8, **more: object) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "target_modules": ["q_proj"], **more}))
-    return str(folder)
-
-
-def test_room_is_made_for_all_adapters_at_once(tmp_path: Path) -> None:
-    folders = {"a": adapter(tmp_path / "a"), "b": adapter(tmp_path / "b", 16, target_modules=["v_proj", "q_proj"])}
-    assert lora_args(adapters_of(adapters_config(folders), read_adapter)) == {
-        "enable_lora": True,
-        "max_lora_rank": 16,
-        "max_loras_per_batch": 3,
-        "lora_paths": [f"a={folders['a']}", f"b={folders['b']}"],
-        "lora_target_modules": ["q_proj", "v_proj"],
-    }
-
-
-def test_without_adapters_nothing_is_set() -> None:
-    assert lora_args(adapters_of(adapters_config(None), read_adapter)) == {}
-
-
-SOURCES = {
-    "memory.py": """
-class Memory(msgspec.Struct):
-    _NS_PATH = "memory"
-    page_size: A[Optional[int], "The size of a page."] = None
-    derived = Derived(doc="", default=None)
-""",
-    "model.py": """
-class Model(msgspec.Struct):
-    dtype: A[str, Arg(help="The type.", choices=["auto"])] = "auto"
-    context_length: A[Optional[int], "The length."] = None
-    trust_remote_code: A[bool, "Trust it."] = False
-""",
-}
-
-
-def package(folder: Path, sources: dict[str, str]) -> Path:
-    (folder / "srt" / "arg_groups" / "fields").mkdir(parents=True)
-    for name, text in sources.items():
-        (folder / "srt" / "arg_groups" / "fields" / name).write_text(text)
-    return folder
-
-
-@pytest.fixture
-def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = sglang_settings(package(tmp_path, SOURCES))
-    assert found.keys() == {"page_size", "dtype", "context_length", "trust_remote_code"}
-    monkeypatch.setattr(settings, "sglang_settings", lambda: found)
-
-
-@pytest.mark.usefixtures("source")
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"contxt_length": 1}, "SGLang has no setting 'contxt_length'; close to it: context_length"),
-        ({"derived": 1}, "SGLang has no setting 'derived'"),
-        ({"context_length": "4k"}, "SGLang takes a whole number as context_length, not '4k'"),
-        ({"trust_remote_code": "yes"}, "SGLang takes true or false as trust_remote_code, not 'yes'"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_what_it_may_be(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(EngineStartFailed) as refused:
-        check_arguments(args)
-    assert said in str(refused.value)
-
-
-@pytest.mark.usefixtures("source")
-def test_what_the_source_cannot_refuse_passes() -> None:
-    check_arguments({"context_length": None, "page_size": 32, "dtype": "whatever SGLang says", "adapters": {}})
-
-
-@pytest.mark.parametrize("sources", [{}, {"memory.py": "def ("}, {"model.py": SOURCES["model.py"]}])
-def test_a_source_that_is_not_as_expected_refuses_nothing(
-    sources: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sglang_settings(package(tmp_path, sources)) == {}
-    monkeypatch.setattr(settings, "sglang_settings", dict)
-    check_arguments({"anything": 1})
-
-
-def test_the_installed_sglang_is_read_and_not_imported() -> None:
-    script = (
-        "import sys; from importlib.util import find_spec; from headrace.workers.sglang.settings import sglang_settings;"
-        "found = sglang_settings(); there = find_spec('sglang') is not None;"
-        "assert not there or (found['context_length'], found['disable_radix_cache']) == ('Optional[int]', 'bool'), found;"
-        "assert not {'sglang', 'torch'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo, Role, StoredTensor
-from headrace.workers.sim.engine import SimEngine
+from headrace.workers.sim.engine import SUPPORT, SimEngine
 from headrace.workers.sim.fabric import LocalFabric
-from headrace.workers.sim.support import SUPPORT
 from tests.engine_contract.caching import CachingContract
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.handover import HandoverContract, Pair

@@ -1,4 +1,4 @@
-"""Prefill and decode on two engines, over the stand-in for TensorRT-LLM, and what an encoder has made."""
+"""Prefill and decode on two engines, over the stand-in for TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import pytest
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import DisaggStyle, Handover, Role
-from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.trtllm.streams import MediaEncoder
-from tests.support import tensorrt_llm_stand_in as stand_in
-from tests.unit.workers.trtllm.engine_bench import EngineBench, inventory, running, sequence, versions
+from headrace.workers.errors import EngineStartFailed, UnsupportedByEngine
+from tests.unit.workers.trtllm.engine_bench import EngineBench, running, sequence, versions
 
 HANDS_OVER: dict[str, Any] = {
     "cache_transceiver_config": {"backend": "UCX", "kv_transfer_timeout_ms": 5000},
@@ -129,23 +127,3 @@ async def test_roles_follow_from_the_settings() -> None:
             pass
     async with running() as bench:
         assert bench.engine.capabilities.disagg is DisaggStyle.NONE
-
-
-@versions
-async def test_what_an_encoder_has_made_is_used_by_a_context_only_request(version: str) -> None:
-    async with running(version=version, **HANDS_OVER) as bench:
-        assert bench.engine._started is not None
-        encoder = MediaEncoder(bench.engine._started.installed.api)
-        await encoder.start(bench.info.tokenizer_dir, {})
-        encoded = await encoder.encode("a <image>", {"image": ["pixels", "more pixels"]})
-        with pytest.raises(RequestInvalid, match="multi_modal_data"):
-            await encoder.encode("nothing", {})
-        await encoder.stop()
-        await bench.run(sequence("p", max_tokens=1, handover=Handover(kind="prefill", params=encoded)))
-        assert bench.last("p").handover is not None
-        await bench.run(sequence("q", max_tokens=1, handover=Handover(kind="prefill", params={"engine": "vllm"})))
-        fault = bench.last("q").fault
-        assert fault is not None
-        assert "in the parameters of the encoder" in fault.message
-        if version == stand_in.V1_3:
-            await bench.until(lambda: any(event.media for event in inventory(bench)))

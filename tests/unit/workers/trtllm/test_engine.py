@@ -15,7 +15,7 @@ from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvali
 from headrace.workers.tokens import token_table
 from headrace.workers.trtllm.engine import TrtllmEngine
 from tests.support import tensorrt_llm_stand_in as stand_in
-from tests.unit.workers.trtllm.engine_bench import PROMPT, running, sequence, versions
+from tests.unit.workers.trtllm.engine_bench import running, sequence, versions
 
 
 class Thumb:
@@ -50,15 +50,6 @@ async def test_what_the_sequences_get_in_one_turn_of_the_loop_leaves_in_one_call
 
 
 @versions
-async def test_a_resumed_answer_goes_on_exactly(version: str) -> None:
-    async with running(version=version) as bench:
-        await bench.run(sequence("whole", max_tokens=12))
-        whole = bench.ids("whole")
-        await bench.run(sequence("rest", PROMPT + whole[:5], prompt_tokens=len(PROMPT), max_tokens=7))
-        assert bench.ids("rest") == whole[5:]
-
-
-@versions
 @pytest.mark.parametrize("leaves_end_out", [False, True])
 async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(version: str, leaves_end_out: bool) -> None:
     options = {"mean_output_tokens": 4, "leaves_end_out": leaves_end_out}
@@ -67,22 +58,6 @@ async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(version: st
         assert (bench.last("a").finish, bench.last("a").stop, bench.ids("a")[-1]) == ("stop", None, 2)
         assert bench.ids("a").count(2) == 1
         assert len(bench.last("a").logprobs or ()) == len(bench.last("a").ids)
-
-
-@versions
-async def test_a_stop_token_ends_the_answer_and_is_its_last(version: str) -> None:
-    async with running(version=version) as bench:
-        await bench.run(sequence("free"))
-        stop = bench.ids("free")[3]
-        await bench.run(sequence("a", sampling=Sampling(max_tokens=10, temperature=0.0, stop_token_ids=[stop])))
-        assert bench.ids("a") == bench.ids("free")[: bench.ids("free").index(stop) + 1]
-        assert (bench.last("a").finish, bench.last("a").stop) == ("stop", stop)
-
-
-async def test_the_end_token_is_passed_over_where_the_request_says_so() -> None:
-    async with running(options={"mean_output_tokens": 2}) as bench:
-        await bench.run(sequence("a", sampling=Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)))
-        assert (bench.last("a").finish, len(bench.ids("a"))) == ("length", 40)
 
 
 async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free() -> None:
@@ -97,27 +72,6 @@ async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free() -
         executor = bench.llm._executor
         await bench.until(lambda: not executor._running)
         assert executor._ranks[0].used == 0
-
-
-@versions
-async def test_sampling_depends_on_the_seed_and_greedy_answers_do_not(version: str) -> None:
-    async with running(version=version) as bench:
-        for name, temperature, seed in (("g1", 0.0, 1), ("g2", 0.0, 2), ("s1", 0.8, 1), ("s2", 0.8, 2), ("s3", 0.8, 1)):
-            sampling = Sampling(max_tokens=8, temperature=temperature, seed=seed, top_p=0.9, min_p=0.1, frequency_penalty=0.5)
-            await bench.run(sequence(name, sampling=sampling))
-        assert bench.ids("g1") == bench.ids("g2")
-        assert bench.ids("s1") == bench.ids("s3") != bench.ids("s2")
-
-
-async def test_log_probabilities_come_with_their_tokens() -> None:
-    async with running() as bench:
-        await bench.run(sequence("a", logprobs=3, max_tokens=4), sequence("b", logprobs=0, max_tokens=2))
-        for output in bench.outputs("a"):
-            assert output.logprobs is not None
-            (entry,) = output.logprobs
-            assert (entry.id, entry.logprob, len(entry.top)) == (output.ids[0], -0.25, 3)
-            assert entry.top[0][0] == entry.id
-        assert [len(entry.top) for output in bench.outputs("b") for entry in output.logprobs or ()] == [0, 0]
 
 
 @versions
@@ -220,12 +174,6 @@ async def test_an_engine_that_dies_says_so_and_its_sequences_get_nothing(version
         assert len(bench.outputs("a")) == had
         assert bench.last("a").fault is None
         assert bench.engine.blamed() == frozenset()
-
-
-async def test_an_idle_engine_that_dies_is_noticed() -> None:
-    async with running() as bench:
-        bench.llm._executor.die("gone")
-        assert await asyncio.wait_for(bench.engine.died(), 5)
 
 
 async def test_a_start_that_fails_says_why() -> None:

@@ -12,8 +12,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.workers.engine import Engine, EngineConfig, Role
-from headrace.workers.trtllm.engine import TrtllmEngine
-from headrace.workers.trtllm.support import SUPPORT
+from headrace.workers.trtllm.engine import SUPPORT, TrtllmEngine
 from tests.engine_contract.caching import CachingContract
 from tests.engine_contract.generating import GeneratingContract
 from tests.engine_contract.handover import HandoverContract, Pair

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.trtllm import settings
-from headrace.workers.trtllm.settings import LOG_LEVELS, check_arguments, prepare_environment, trtllm_settings
+from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.trtllm.settings import LOG_LEVELS, prepare_environment
 from headrace.workers.trtllm.start import local_folder, read_model
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import PROMPT, CacheView, follow, running, sequence, versions
@@ -85,31 +81,6 @@ async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_to
             await bench.engine.submit(sequence("x", extra={"attention_dp_rank": 2}))
 
 
-@versions
-async def test_adapters_are_chosen_per_request_and_can_be_added_and_removed(tmp_path: Path, version: str) -> None:
-    folder = str(stand_in.adapter_folder(tmp_path / "fr"))
-    async with running(version=version, adapters={"fr": folder}) as bench:
-        assert (bench.info.adapters, bench.engine.capabilities.lora) == (("fr",), "dynamic")
-        await bench.run(sequence("base"), sequence("fr", adapter="fr"))
-        assert bench.ids("base") != bench.ids("fr")
-        source = str(stand_in.adapter_folder(tmp_path / "de"))
-        await bench.engine.control("load_adapter", {"name": "de", "source": source})
-        await bench.engine.control("load_adapter", {"name": "de", "source": source})  # nothing more
-        await bench.run(sequence("de", adapter="de"))
-        assert bench.ids("de") not in (bench.ids("base"), bench.ids("fr"))
-        with pytest.raises(EngineError, match="unload it first"):
-            await bench.engine.control("load_adapter", {"name": "de", "source": folder})
-        large = str(stand_in.adapter_folder(tmp_path / "large", rank=64))
-        with pytest.raises(EngineError, match="max_lora_rank=8"):
-            await bench.engine.control("load_adapter", {"name": "large", "source": large})
-        await bench.engine.control("unload_adapter", {"name": "de"})
-        with pytest.raises(RequestInvalid, match="no adapter 'de'; it has: fr"):
-            await bench.engine.submit(sequence("x", adapter="de"))
-    async with running(version=version) as bench:
-        with pytest.raises(UnsupportedByEngine):
-            await bench.engine.control("load_adapter", {"name": "de", "source": source})
-
-
 async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_priorities() -> None:
     async with running(options={"timing": "cpu-small"}, max_batch_size=1) as bench:
         assert bench.engine.capabilities.priority
@@ -122,96 +93,3 @@ async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_
         assert order.index("soon") < order.index("late")
     async with running(version=stand_in.V1_2) as bench:
         assert not bench.engine.capabilities.priority
-
-
-PUBLISHED = '''
-class KvCacheConfig(StrictBaseModel, PybindMirror):
-    """Of the KV cache."""
-    enable_block_reuse: bool = Field(default=True, description="")
-    max_tokens: Optional[int] = Field(default=None)
-
-class BaseLlmArgs(StrictBaseModel):
-    model_config = {"extra": "forbid"}
-    model: Union[str, Path] = Field(description="")
-    max_batch_size: Optional[PositiveInt] = Field(default=2048)
-    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
-
-    def check(self):
-        local: int = 1
-
-class TorchLlmArgs(BaseLlmArgs):
-    stream_interval: PositiveInt = Field(default=1)
-    kind: ClassVar[str] = "torch"
-'''
-
-
-def package(folder: Path, source: str) -> Path:
-    (folder / "llmapi").mkdir()
-    (folder / "llmapi" / "llm_args.py").write_text(source)
-    return folder
-
-
-def test_a_source_of_the_published_shape_is_read_with_its_bases(tmp_path: Path) -> None:
-    found = trtllm_settings(package(tmp_path, PUBLISHED))
-    assert found["TorchLlmArgs"].keys() == {"model", "max_batch_size", "kv_cache_config", "stream_interval"}
-    assert found["TorchLlmArgs"]["max_batch_size"] == "Optional[int]"
-    assert found["KvCacheConfig"] == {"enable_block_reuse": "bool", "max_tokens": "Optional[int]"}
-    assert found["CacheTransceiverConfig"] == {}
-
-
-@pytest.fixture(params=stand_in.VERSIONS)
-def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = trtllm_settings(stand_in.PACKAGE_DIR / "tensorrt_llm")
-    assert len(found["TorchLlmArgs"]) > 50
-    monkeypatch.setattr(settings, "trtllm_settings", lambda: found)
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"max_batchsize": 8}, "TensorRT-LLM has no setting 'max_batchsize'; close to it: max_batch_size"),
-        ({"model": "m"}, "give 'model' as --model, not as an engine setting"),
-        ({"max_seq_len": "4k"}, "TensorRT-LLM takes a whole number as max_seq_len, not '4k'"),
-        ({"enable_attention_dp": "yes"}, "TensorRT-LLM takes true or false as enable_attention_dp, not 'yes'"),
-        ({"kv_cache_config": {"tokens_per_blok": 32}}, "kv_cache_config of TensorRT-LLM has no field 'tokens_per_blok'; close"),
-        ({"kv_cache_config": {"max_gpu_total_bytes": "all"}}, "TensorRT-LLM's kv_cache_config takes a whole number as max_gpu"),
-        ({"cache_transceiver_config": {"backnd": "UCX"}}, "cache_transceiver_config of TensorRT-LLM has no field 'backnd'"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_what_it_may_be(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(EngineStartFailed) as refused:
-        check_arguments(args)
-    assert said in str(refused.value)
-
-
-@pytest.mark.usefixtures("installed")
-def test_what_the_source_cannot_refuse_passes() -> None:
-    check_arguments(
-        {
-            "max_batch_size": 8,
-            "max_seq_len": None,
-            "load_format": "whatever TensorRT-LLM says",
-            "kv_cache_config": {"tokens_per_block": 64, "free_gpu_memory_fraction": 0.5},
-            "cache_transceiver_config": {"backend": "UCX"},
-            "adapters": {},
-        }
-    )
-
-
-@pytest.mark.parametrize("source", ["", "def (", "class TorchLlmArgs(TorchLlmArgs):\n    x: int = 1\n"])
-def test_a_source_that_is_not_as_expected_refuses_nothing(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trtllm_settings(package(tmp_path, source)) == {}
-    monkeypatch.setattr(settings, "trtllm_settings", dict)
-    check_arguments({"anything": 1})
-
-
-def test_the_installed_package_is_read_and_not_imported() -> None:
-    script = (
-        "import sys; from headrace.workers.trtllm.settings import check_arguments, trtllm_settings\n"
-        "assert trtllm_settings()['TorchLlmArgs']['max_num_tokens'] == 'int | None'\n"
-        "check_arguments({'max_num_tokens': 5})\n"
-        "assert not {'tensorrt_llm', 'torch'} & sys.modules.keys()"
-    )
-    environ = {"PYTHONPATH": str(stand_in.PACKAGE_DIR), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environ)

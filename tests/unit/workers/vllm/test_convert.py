@@ -13,7 +13,7 @@ from headrace.broker.messages.frames import TokenLogprob
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Fault, Handover, Output, Sequence
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid
-from headrace.workers.vllm.convert import CORE_GONE, CoreDeath, to_compute, to_output
+from headrace.workers.vllm.convert import CORE_GONE, CoreEngine, to_compute, to_output
 
 EOS = frozenset({2, 7})
 
@@ -185,45 +185,24 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", dead)
 
 
-async def test_the_first_reason_counts_and_is_told_once() -> None:
-    told: list[str] = []
-    death = CoreDeath(told.append)
-    assert death.reason is None
-    death.declare("out of memory")
-    death.declare()
-    assert (death.reason, told) == ("out of memory", ["out of memory"])
-    assert await asyncio.wait_for(death.wait(lambda: False), 1) == "out of memory"
-
-
-async def test_the_death_of_an_idle_core_is_found_by_asking() -> None:
-    told: list[str] = []
-    assert await asyncio.wait_for(CoreDeath(told.append).wait(lambda: True), 2) == CORE_GONE
-    assert told == [CORE_GONE]
-
-
-async def test_a_declared_death_wakes_those_that_wait() -> None:
-    death = CoreDeath(lambda _: None)
-    waiting = asyncio.create_task(death.wait(lambda: False))
-    await asyncio.sleep(0)
-    death.declare("killed")
-    assert await asyncio.wait_for(waiting, 1) == "killed"
+class Core(CoreEngine):
+    NAME = "core"
 
 
 @pytest.mark.usefixtures("vllm")
 async def test_an_error_that_means_death_declares_it() -> None:
-    told: list[str] = []
-    death = CoreDeath(told.append)
-    assert isinstance(death.translate(EngineDeadError("core")), EngineDead)
-    assert told == [CORE_GONE]
+    core = Core()
+    assert isinstance(core._translate(EngineDeadError("core")), EngineDead)
+    assert await asyncio.wait_for(core.died(), 1) == CORE_GONE
 
 
 @pytest.mark.usefixtures("vllm")
 async def test_a_full_engine_is_overloaded_and_other_errors_stay_what_they_are() -> None:
-    death = CoreDeath(lambda _: None)
-    overloaded = death.translate(GracefulHTTPError("too many"))
+    core = Core()
+    overloaded = core._translate(GracefulHTTPError("too many"))
     assert isinstance(overloaded, EngineOverloaded)
     assert "too many" in str(overloaded)
-    assert isinstance(death.translate(VLLMClientError("too long")), RequestInvalid)
+    assert isinstance(core._translate(VLLMClientError("too long")), RequestInvalid)
     other = OSError("disk")
-    assert death.translate(other) is other
-    assert death.reason is None
+    assert core._translate(other) is other
+    await core.healthy()

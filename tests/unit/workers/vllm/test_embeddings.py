@@ -19,7 +19,6 @@ from headrace.workers.vllm.embeddings import (
     ItemFolder,
     LentItems,
     UnusableEmbeddings,
-    check_encoders,
     encoder_word,
     hands_over_embeddings,
     model_files,
@@ -157,13 +156,6 @@ def test_embeddings_pass_where_they_are_asked_for() -> None:
 def test_settings_that_contradict_each_other_are_named(given: EngineConfig, told: str) -> None:
     with pytest.raises(EngineStartFailed, match=told):
         hands_over_embeddings(given)
-
-
-def test_a_value_that_cannot_be_is_named_before_anything_starts() -> None:
-    check_encoders({"encoders": True})
-    check_encoders({})
-    with pytest.raises(EngineStartFailed, match=r"not 1\.5"):
-        check_encoders({"encoders": 1.5})
 
 
 def test_an_encode_worker_writes_what_the_others_read() -> None:

@@ -93,7 +93,7 @@ async def test_vllm_is_told_the_sockets_of_the_listener(tmp_path: Path) -> None:
     listener = KvListener(tmp_path)
     config = listener.config()
     assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
-    assert (config["endpoint"], config["topic"]) == (listener.endpoint, listener.topic)
+    assert (config["endpoint"], config["topic"]) == (listener[0].endpoint, listener.topic)
     assert config["replay_endpoint"] == f"ipc://{tmp_path}/replay"
     listener.close()
 

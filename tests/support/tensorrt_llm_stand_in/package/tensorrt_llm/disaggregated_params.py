@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +15,6 @@ def _check(params: Any) -> None:
         params.request_type = params.request_type.lower()
         if params.request_type not in _TYPES:
             raise ValueError(f"request_type is {params.request_type}, not one of {', '.join(_TYPES)}")
-    handles = params.multimodal_embedding_handles
-    if handles is None:
-        return
-    if params.multimodal_hashes is None:
-        assert handles, "no handles"
-        params.multimodal_hashes = [[random.randint(-(2**31), 2**31 - 1) for _ in range(8)]] * len(handles)
-    assert len(handles) == len(params.multimodal_hashes), "as many hashes as handles"
-    for numbers in params.multimodal_hashes:
-        assert isinstance(numbers, list), "a hash is a list"
-        assert len(numbers) == 8, "a hash has 8 numbers"
-        assert all(isinstance(one, int) for one in numbers), "a hash has whole numbers"
 
 
 if IS_1_3:

@@ -166,7 +166,7 @@ class BlockCache:
         self._announce({"type": "removed", "block_hashes": [name]})
 
     def _described(self, name: int, tokens: tuple[int, ...], namespace: tuple[Any, ...]) -> dict[str, Any]:
-        lora, salt, media = namespace
+        lora, salt = namespace
         described: dict[str, Any] = {
             "type": "stored_block",
             "block_hash": name,
@@ -176,7 +176,7 @@ class BlockCache:
         }
         if IS_1_3:
             described["cache_salt"] = salt
-            described["mm_keys"] = [{"type": "mm_key", "hash": one, "start_offset": 0} for one in media]
+            described["mm_keys"] = []
             if lora is not None:
                 described["lora_id"] = lora
         return described

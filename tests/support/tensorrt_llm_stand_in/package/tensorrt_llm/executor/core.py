@@ -134,13 +134,10 @@ class Executor:
         salt: str | None,
         priority: float,
     ) -> Run:
-        media: tuple[str, ...] = ()
-        if disagg is not None and disagg.multimodal_hashes is not None:
-            media = tuple("".join(f"{n & 0xFFFFFFFF:08x}" for n in numbers) for numbers in disagg.multimodal_hashes)
         number = lora.lora_int_id if lora is not None else None
         answer = Answer(self._vocabulary, prompt, params, number, float(self._options.get("mean_output_tokens", 0)))
         place = rank if rank is not None else result.request_id % len(self._ranks)
-        run = Run(result, prompt, params, answer, (number, salt, media), place, priority, disagg)
+        run = Run(result, prompt, params, answer, (number, salt), place, priority, disagg)
         if disagg is not None and disagg.request_type == "generation_only":
             offer = OFFERS.pop(disagg.ctx_request_id, None)
             if offer is None or offer.until < time.monotonic():

@@ -6,7 +6,6 @@ from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
 from .llm import LLM, RequestOutput
 from .llm_args import CacheTransceiverConfig, KvCacheConfig, TorchLlmArgs
-from .mm_encoder import MultimodalEncoder
 
 __all__ = [
     "LLM",
@@ -16,7 +15,6 @@ __all__ = [
     "GuidedDecodingParams",
     "KvCacheConfig",
     "LoRARequest",
-    "MultimodalEncoder",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -16,9 +16,6 @@ from tensorrt_llm.version import IS_1_3
 
 from .llm_args import TorchLlmArgs
 
-HANDLES: set[str] = set()
-"""Embeddings that encoders of this process have made."""
-
 
 class LLM:
     """`model_kwargs["stand_in"]` has the stand-in's own options: timing, mean_output_tokens, blocks, faults."""
@@ -96,9 +93,6 @@ class LLM:
             params.max_tokens = 1
         if disagg.request_type in ("context_only", "generation_only") and self.args.cache_transceiver_config is None:
             raise ValueError("a hand-over needs cache_transceiver_config")
-        for handle in disagg.multimodal_embedding_handles or ():
-            if handle.get("handle") not in HANDLES:
-                raise ValueError("an embedding handle cannot be opened")
 
     def _check_length(self, length: int, *, fetched: bool) -> None:
         if not self.args.enable_chunked_prefill and not fetched and length > self.args.max_num_tokens:
