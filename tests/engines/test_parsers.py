@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from headrace.broker.messages.frames import Part
 from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
-from headrace.workers.parsing.answer import reconcile
 from headrace.workers.parsing.builtin import BuiltinParsers
+from headrace.workers.parsing.interface import reconcile
 from headrace.workers.parsing.selection import REASONING as REASONING_RULES
 from headrace.workers.parsing.selection import TOOLS as TOOL_RULES
 from headrace.workers.parsing.selection import ParserChoice, choose

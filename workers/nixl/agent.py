@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 import structlog
@@ -60,15 +60,6 @@ def unpack(data: bytes) -> Card:
 log = structlog.get_logger()
 
 
-class PeerDriver(Protocol):
-    """The part of `driver.Driver` that peers use."""
-
-    def add(self, metadata: bytes) -> str: ...
-    def remove(self, peer: str) -> None: ...
-    def prepare(self, agent: str | None, address: int, length: int, count: int) -> int: ...
-    def unprepare(self, prepared: int) -> None: ...
-
-
 @dataclass(slots=True)
 class Peer:
     """A met agent. `prepared`: the list of its blocks. `leaving`: dropped, but a transfer of it has not settled."""
@@ -85,7 +76,7 @@ class Peers:
     unsettled transfers only leaves, and `collect` drops it later.
     """
 
-    def __init__(self, meets: PeerDriver) -> None:
+    def __init__(self, meets: Driver) -> None:
         self._meets = meets
         self._peers: dict[str, Peer] = {}
 

@@ -1,18 +1,18 @@
-"""The mover posts the parts of transfers, notices their ends and gives up late ones. It knows NIXL only as `TransferDriver`."""
+"""The mover posts the parts of transfers, notices their ends and gives up late ones. It knows NIXL only as `Driver`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import structlog
 
 from headrace.base.metrics import Counter, Gauge, Histogram
 from headrace.workers.nixl.descriptors import BlocksBusy, DescriptorRun, DriverFailed, Indices, PeerGone
-from headrace.workers.nixl.driver import Status
+from headrace.workers.nixl.driver import Driver, Status
 
 # Prometheus metrics of transfers. `op`: read or write.
 
@@ -87,15 +87,6 @@ MOST_POSTED = 16
 """Parts of one transfer under way at once: enough to keep a network busy, and a bound on what a stalled peer can hold."""
 
 
-class TransferDriver(Protocol):
-    """The part of `driver.Driver` that the mover uses."""
-
-    def post(self, handle: int) -> Status: ...
-    def status(self, handle: int) -> Status: ...
-    def moved(self, handle: int) -> tuple[int, int]: ...
-    def release(self, handle: int) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class TransferJob:
     """A transfer and what is left of it. `make` turns a part into a handle; `finish` runs when every part arrived."""
@@ -112,7 +103,7 @@ class TransferJob:
 class TransferQueue:
     """The transfers of one driver. `lost` is called once per failure that NIXL blames on a peer's absence."""
 
-    def __init__(self, posts: TransferDriver, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
+    def __init__(self, posts: Driver, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
         self._posts = posts
         self._clock = clock
         self._lost = lost

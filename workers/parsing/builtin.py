@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.broker.messages.frames import Part
 from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.engine import Engine, EngineInfo
-from headrace.workers.errors import RequestInvalid
-from headrace.workers.parsing.interface import ParseRequirements, ParserNames, forced_schema, named_function, stable_call_id
+from headrace.workers.parsing.interface import (
+    PROMPT_END,
+    ParseRequirements,
+    ParserNames,
+    check_chosen_tools,
+    forced_schema,
+    named_function,
+    stable_call_id,
+)
 from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
-from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
+from headrace.workers.parsing.stages import Hermes, NamedCall, NewId, Plain, Required, Stage, Think
 from headrace.workers.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
@@ -27,8 +34,6 @@ _LIKE = {  # model families with the same marks
     "nemotron_v3": "think",
 }
 
-_PROMPT_END = 16  # last tokens of the prompt that are searched for an opening mark
-
 
 class BuiltinParsers:
     """The built-in parsers in use: `tool` and `reasoning` are names in `KNOWN`, or None."""
@@ -37,21 +42,18 @@ class BuiltinParsers:
         self.tool, self.reasoning = tool, reasoning
         self._table = table
 
-    def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> BuiltinPlan:
-        if parsing.tools and parsing.choice == "auto" and self.tool is None:
-            raise RequestInvalid("this worker has no tool parser, so the model cannot choose its tools", param="tool_choice")
+    def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> StagePlan:
+        check_chosen_tools(parsing, self.tool)
         schema = forced_schema(parsing)
         requirements = ParseRequirements(
             guided=generation.guided if schema is None else {"json": schema},
             skip_special_tokens=generation.skip_special_tokens and self.tool is None and self.reasoning is None,
         )
-        return BuiltinPlan(self, parsing, requirements, opened=self._is_open(prompt_ids))
-
-    def _is_open(self, prompt_ids: Sequence[int]) -> bool:
         if self.reasoning is None:
-            return False
-        end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-_PROMPT_END:])
-        return end.rstrip().endswith(Think.OPEN.encode())
+            return StagePlan(parsing, requirements, tools=Hermes)
+        end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-PROMPT_END:])
+        opened = end.rstrip().endswith(Think.OPEN.encode())
+        return StagePlan(parsing, requirements, tools=Hermes, reasoning=lambda following: Think(following, opened=opened))
 
 
 class BuiltinParserFamily:
@@ -74,12 +76,21 @@ class BuiltinParserFamily:
         return BuiltinParsers(table, tool=chosen.tool, reasoning=chosen.reasoning)
 
 
-class BuiltinPlan:
-    """Implements `headrace.workers.parsing.interface.ParsePlan`."""
+class StagePlan:
+    """Implements `headrace.workers.parsing.interface.ParsePlan` by stages: reasoning first, then tool calls or plain text."""
 
-    def __init__(self, parsers: BuiltinParsers, parsing: Parsing, requirements: ParseRequirements, *, opened: bool) -> None:
+    def __init__(
+        self,
+        parsing: Parsing,
+        requirements: ParseRequirements,
+        *,
+        tools: Callable[[NewId], Stage],
+        reasoning: Callable[[Stage], Stage] | None = None,
+    ) -> None:
+        """`tools` makes the stage for calls that the model chooses, `reasoning` the one in front of it."""
         self.requirements = requirements
-        self._parsers, self._parsing, self._opened = parsers, parsing, opened
+        self._parsing = parsing
+        self._tools, self._reasoning = tools, reasoning
 
     def parser(self, request_id: str, choice: int) -> BuiltinParser:
         def new_id(index: int) -> str:
@@ -92,13 +103,9 @@ class BuiltinPlan:
             stage = NamedCall(new_id, name)
         elif parsing.tools and parsing.choice == "required":
             stage = Required(new_id)
-        elif parsing.tools and parsing.choice == "auto":
-            stage = Hermes(new_id)
         else:
-            stage = Plain()
-        if self._parsers.reasoning is not None:
-            stage = Think(stage, opened=self._opened)
-        return BuiltinParser(stage, parsing)
+            stage = self._tools(new_id) if parsing.tools and parsing.choice == "auto" else Plain()
+        return BuiltinParser(self._reasoning(stage) if self._reasoning is not None else stage, parsing)
 
 
 class BuiltinParser:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 import structlog
 
 from headrace.workers.engine import Engine, EngineInfo
+from headrace.workers.engine_settings import spelt_like
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.interface import ParserNames, ParserSet
 from headrace.workers.tokens import TokenTable
@@ -165,6 +165,32 @@ class ParserFamily(Protocol):
         """Build the parsers for the started engine."""
 
 
+class EngineParserFamily:
+    """What the parsers of engines have in common: the model's own files, vLLM's names, and the trial of a parser."""
+
+    ENGINE: ClassVar[str]
+
+    def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
+        return traits_of(model, args)
+
+    def translate(self, name: str, kind: Kind) -> str:
+        return name
+
+    def _fitting(self, chosen: ParserChoice, kind: Kind, make: Callable[[str], Any]) -> str | None:
+        """Return the chosen parser, None for a guessed one that cannot be made. Raises EngineStartFailed for a named one."""
+        name = chosen.tool if kind == "tool" else chosen.reasoning
+        if name is None:
+            return None
+        try:
+            make(name)
+        except Exception as error:
+            if kind not in chosen.guessed:
+                raise EngineStartFailed(f"{self.ENGINE}'s {kind} parser {name!r} does not work here: {error}") from error
+            log.warning("parsers.do_not_fit", kind=kind, parser=name, error=str(error))
+            return None
+        return name
+
+
 def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> ParserChoice:
     """Choose the parsers. `tool` and `reasoning` are settings; `args` are the engine's own. May take seconds: use a thread.
 
@@ -199,9 +225,8 @@ def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args:
 def _check_name(kind: Kind, name: str, known: tuple[str, ...]) -> None:
     if name in (AUTO, NONE) or name in known:
         return
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" (close to it: {close[0]})" if close else ""
-    raise EngineStartFailed(f"there is no {kind} parser {name!r}{hint}; known: auto, none, {', '.join(known)}")
+    told = f"there is no {kind} parser {name!r}{spelt_like(name, known)}; known: auto, none, {', '.join(known)}"
+    raise EngineStartFailed(told)
 
 
 def _resolve(kind: Kind, name: str, traits: Traits, known: tuple[str, ...], family: ParserFamily) -> str | None:

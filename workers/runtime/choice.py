@@ -15,8 +15,7 @@ from headrace.broker.protocol.run import Run
 from headrace.workers.detokenize import TextPipeline
 from headrace.workers.engine import Fault, Handover, StoredTensor
 from headrace.workers.engine import Sequence as EngineSequence
-from headrace.workers.parsing.answer import ParsedAnswer
-from headrace.workers.parsing.interface import ParseRequirements
+from headrace.workers.parsing.interface import ParsedAnswer, ParseRequirements
 
 AnswerText = TextPipeline | ParsedAnswer
 """The pipeline for the tokens of a choice: to plain text, or to parts."""

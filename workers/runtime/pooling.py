@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -17,12 +16,13 @@ import structlog
 from headrace.broker.codec import decode, log_ids, unpack_u32
 from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.messages.frames import Finish, JobFault
-from headrace.broker.messages.requests import Pooling, Spill
+from headrace.broker.messages.requests import Pooling
 from headrace.broker.protocol.run import Run
+from headrace.broker.spill import ResultObjects
 from headrace.broker.worker.runs import WorkerRuns
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
-from headrace.workers.engine import EngineInfo, Pooled, PoolItem
+from headrace.workers.engine import Engine, EngineInfo, PoolItem
 from headrace.workers.errors import EngineDead, RequestInvalid, WorkerError
 from headrace.workers.runtime.watchdog import Watchdog
 
@@ -31,22 +31,12 @@ log = structlog.get_logger()
 _NEEDED = {"embed": ("embedding",), "classify": ("classify", "score"), "image": ("image",), "video": ("video",)}
 
 
-class Pooler(Protocol):
-    """The method of `headrace.workers.engine.Engine` that pooling needs."""
-
-    async def pool(self, item: PoolItem) -> Pooled: ...
-
-
-class ResultStore(Protocol):
-    async def put(self, name: str, data: bytes) -> Spill: ...
-
-
 class PoolRuns:
     """The runs of kind `pool`. Each input has a task."""
 
     def __init__(
         self,
-        engine: Pooler,
+        engine: Engine,
         watchdog: Watchdog,
         scope: TaskScope,
         *,
@@ -57,7 +47,7 @@ class PoolRuns:
         self._refused = refused
         self._watchdog = watchdog
         self._scope = scope
-        self.results: ResultStore | None = None  # None: a result has to fit into a frame
+        self.results: ResultObjects | None = None  # None: a result has to fit into a frame
         self._tasks: dict[Run, set[asyncio.Task[None]]] = {}
         self._flushing = False
 

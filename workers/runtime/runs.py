@@ -25,8 +25,7 @@ from headrace.workers.detokenize import StopStrings, TextPipeline, TokenTable
 from headrace.workers.engine import Capabilities, Engine, EngineInfo, read_matrix
 from headrace.workers.errors import AnswerUnreadable, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.kv.feed import cached_tokens
-from headrace.workers.parsing.answer import ParsedAnswer
-from headrace.workers.parsing.interface import ParsePlan, ParserSet
+from headrace.workers.parsing.interface import ParsedAnswer, ParsePlan, ParserSet
 from headrace.workers.runtime.choice import (
     INLINE_TOKENS,
     AnswerText,

@@ -22,6 +22,7 @@ from headrace.broker.codec import log_ids
 from headrace.broker.messages.events import LoadReport, RankLoad
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.protocol.run import Run
+from headrace.broker.spill import ResultObjects
 from headrace.broker.worker.runs import WorkerRuns
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
@@ -33,7 +34,7 @@ from headrace.workers.errors import AnswerUnreadable, EngineError, RequestInvali
 from headrace.workers.parsing.interface import ParserSet
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.outputs import Outputs
-from headrace.workers.runtime.pooling import PoolRuns, ResultStore
+from headrace.workers.runtime.pooling import PoolRuns
 from headrace.workers.runtime.runs import ChoiceIntake, RemotePrefills, Runs, refuse
 from headrace.workers.runtime.sequences import Embeddings, EngineCommands, RawSubmissions, Sequences
 from headrace.workers.runtime.watchdog import EngineWork, Watchdog
@@ -222,7 +223,7 @@ class Runtime:
         remotes: RemotePrefills | None = None,
         *,
         parsers: ParserSet | None = None,
-        results: ResultStore | None = None,
+        results: ResultObjects | None = None,
         embeddings: Embeddings | None = None,
     ) -> None:
         """Attach the sink.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.workers import metrics
+from headrace.workers.engine import Engine
 
 # Decides after how long an engine that has work and reports nothing counts as dead, by the steps that it has made before.
 #
@@ -57,12 +57,6 @@ class StallLimit:
         return max(followed_s, SURE_FACTOR * longest_s)
 
 
-class DeathReporter(Protocol):
-    """The method of `headrace.workers.engine.Engine` that the watchdog needs."""
-
-    async def died(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EngineWork:
     """Tells what an engine has to do: its running sequences, and whether one of them waits for another worker."""
@@ -74,7 +68,7 @@ class EngineWork:
 class Watchdog:
     """Watches an engine. `dead` resolves with the reason as soon as the engine is dead."""
 
-    def __init__(self, engine: DeathReporter, work: EngineWork, *, stall_s: float) -> None:
+    def __init__(self, engine: Engine, work: EngineWork, *, stall_s: float) -> None:
         """Count the engine as dead when it has running sequences and reports nothing for too long.
 
         How long that is follows the steps that were seen (`StallLimit`). It is `stall_s` until one was, and while a sequence

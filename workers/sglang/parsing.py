@@ -10,28 +10,29 @@ import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from headrace.broker.jobs import OutputParts
 from headrace.broker.messages.frames import Part
 from headrace.broker.messages.requests import Generation, Parsing
-from headrace.workers import metrics
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo
+from headrace.workers.engine_settings import package_folder
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
-from headrace.workers.parsing.answer import reconcile
-from headrace.workers.parsing.builtin import BuiltinParser
-from headrace.workers.parsing.interface import ParseRequirements, ParserNames, forced_schema, named_function, stable_call_id
-from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
-from headrace.workers.parsing.stages import NamedCall, Plain, Required, Stage
+from headrace.workers.parsing.builtin import StagePlan
+from headrace.workers.parsing.interface import (
+    PROMPT_END,
+    ParseRequirements,
+    ParserNames,
+    check_chosen_tools,
+    completion,
+    forced_schema,
+)
+from headrace.workers.parsing.selection import EngineParserFamily, Kind, ParserChoice
+from headrace.workers.parsing.stages import NewId, Stage
 from headrace.workers.sglang.cpu_plugin import stand_in
 from headrace.workers.sglang.settings import SETTINGS, computes_on_cpu, prepare_environment
 from headrace.workers.tokens import TokenTable
-
-log = structlog.get_logger()
 
 NAMES: Mapping[Kind, Mapping[str, str]] = {
     "tool": {
@@ -68,20 +69,17 @@ _SOURCES = {
     "tool": ("srt/function_call/function_call_parser.py", "ToolCallParserEnum"),
     "reasoning": ("srt/parser/reasoning_parser.py", "DetectorMap"),
 }
-_PROMPT_END = 16  # last tokens of the prompt that are searched for an opening mark
 
 
-class SglangParserFamily:
+class SglangParserFamily(EngineParserFamily):
     """Implements `headrace.workers.parsing.selection.ParserFamily`."""
+
+    ENGINE = "SGLang"
 
     def known(self, model: str) -> ParserNames:
         SETTINGS.check_packages()
-        spec = find_spec("sglang")
-        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-        return ParserNames(*(_keys(Path(folders[0]) / path, name) for path, name in _SOURCES.values()))
-
-    def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
-        return traits_of(model, args)
+        folder = package_folder("sglang") or Path()
+        return ParserNames(*(_keys(folder / path, name) for path, name in _SOURCES.values()))
 
     def translate(self, name: str, kind: Kind) -> str:
         return NAMES[kind].get(name, name)
@@ -90,21 +88,9 @@ class SglangParserFamily:
         if chosen.tool is None and chosen.reasoning is None:
             return chosen
         _import(model, args)
-        tool = self._fitting(chosen, "tool", chosen.tool, lambda: _tool_parser(chosen.tool, []))
-        reasoning = self._fitting(chosen, "reasoning", chosen.reasoning, lambda: _reasoning_parser(chosen.reasoning))
+        tool = self._fitting(chosen, "tool", lambda name: _tool_parser(name, []))
+        reasoning = self._fitting(chosen, "reasoning", _reasoning_parser)
         return ParserChoice(tool, reasoning, chosen.guessed)
-
-    def _fitting(self, chosen: ParserChoice, kind: Kind, name: str | None, make: Callable[[], Any]) -> str | None:
-        if name is None:
-            return None
-        try:
-            make()
-        except Exception as error:
-            if kind not in chosen.guessed:
-                raise EngineStartFailed(f"SGLang's {kind} parser {name!r} does not work here: {error}") from error
-            log.warning("parsers.do_not_fit", kind=kind, parser=name, error=str(error))
-            return None
-        return name
 
     def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> SglangParsers:
         return SglangParsers(table, tool=chosen.tool, reasoning=chosen.reasoning)
@@ -157,10 +143,9 @@ class SglangParsers:
         self.tool, self.reasoning = tool, reasoning
         self._table = table
 
-    def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> SglangPlan:
+    def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> StagePlan:
+        check_chosen_tools(parsing, self.tool)
         calls = bool(parsing.tools) and parsing.choice == "auto"
-        if calls and self.tool is None:
-            raise RequestInvalid("this worker has no tool parser, so the model cannot choose its tools", param="tool_choice")
         schema = forced_schema(parsing)
         try:
             if calls:
@@ -173,41 +158,22 @@ class SglangParsers:
             skip_special_tokens=generation.skip_special_tokens and not parsed,
             reasoning_ended=None if self.reasoning is None else False,
         )
-        end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-_PROMPT_END:]).decode(errors="replace")
-        return SglangPlan(self, parsing, requirements, prompt_end=end)
 
+        def tools(new_id: NewId) -> Stage:
+            return ToolStage(ToolParsers(self.tool, parsing.tools), new_id)
 
-class SglangPlan:
-    """Implements `headrace.workers.parsing.interface.ParsePlan`."""
+        if self.reasoning is None:
+            return StagePlan(parsing, requirements, tools=tools)
+        end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-PROMPT_END:]).decode(errors="replace")
+        return StagePlan(
+            parsing, requirements, tools=tools, reasoning=lambda following: ReasoningStage(self._thinking(end), following)
+        )
 
-    def __init__(self, parsers: SglangParsers, parsing: Parsing, requirements: ParseRequirements, *, prompt_end: str) -> None:
-        self.requirements = requirements
-        self._parsers, self._parsing, self._prompt_end = parsers, parsing, prompt_end
-
-    def parser(self, request_id: str, choice: int) -> BuiltinParser:
-        def new_id(index: int) -> str:
-            return stable_call_id(None, request_id, choice, index)
-
-        parsing, tool = self._parsing, self._parsers.tool
-        stage: Stage
-        name = named_function(parsing)
-        if name is not None:
-            stage = NamedCall(new_id, name)
-        elif parsing.tools and parsing.choice == "required":
-            stage = Required(new_id)
-        elif parsing.tools and parsing.choice == "auto":
-            stage = ToolStage(ToolParsers(tool, parsing.tools), new_id)
-        else:
-            stage = Plain()
-        if self._parsers.reasoning is not None:
-            stage = ReasoningStage(self._reasoning(), stage)
-        return BuiltinParser(stage, parsing)
-
-    def _reasoning(self) -> Any:
-        made = _reasoning_parser(self._parsers.reasoning)
+    def _thinking(self, prompt_end: str) -> Any:
+        made = _reasoning_parser(self.reasoning)
         mark = str(getattr(made.detector, "think_start_token", None) or "")
-        opened = bool(mark) and self._prompt_end.rstrip().endswith(mark.rstrip())
-        return _reasoning_parser(self._parsers.reasoning, opened=True) if opened else made
+        opened = bool(mark) and prompt_end.rstrip().endswith(mark.rstrip())
+        return _reasoning_parser(self.reasoning, opened=True) if opened else made
 
 
 class ReasoningStage:
@@ -256,7 +222,7 @@ class ToolStage:
         return self._parts(*self._parser.parse_stream_chunk(text))
 
     def finish(self) -> list[Part]:
-        return self._parts(*self._parser.parse_stream_end()) + self._rest()
+        return self._parts(*self._parser.parse_stream_end()) + completion(self._said, self._whole)
 
     def _parts(self, content: str, calls: Sequence[Any]) -> list[Part]:
         parts = [Part("content", content)] if content else []
@@ -273,20 +239,10 @@ class ToolStage:
             self._said.add(parts)
         return parts
 
-    def _rest(self) -> list[Part]:
-        """Return what the whole answer has and its streamed pieces had not, and count how both compare."""
+    def _whole(self) -> OutputParts:
         whole = OutputParts()
-        try:
-            content, calls = self._family.fresh().parse_non_stream("".join(self._text))
-        except Exception as error:  # the client has its answer already
-            metrics.PARSED.labels("differs").inc()
-            log.warning("parser.whole_failed", error=repr(error))
-            return []
+        content, calls = self._family.fresh().parse_non_stream("".join(self._text))
         whole.content = content or ""
         for index, call in enumerate(calls):
             whole.add([Part("tool", call.parameters or "", index, self._new_id(index), call.name)])
-        outcome, missing = reconcile(self._said, whole)
-        metrics.PARSED.labels(outcome).inc()
-        if outcome == "differs":
-            log.info("parser.streamed_differs", calls=[len(self._said.calls), len(whole.calls)])
-        return missing
+        return whole

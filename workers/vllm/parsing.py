@@ -9,39 +9,28 @@ the two contradict each other that is counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-import structlog
 
 from headrace.broker.jobs import OutputParts
 from headrace.broker.messages.frames import Part
 from headrace.broker.messages.requests import Generation, Parsing
-from headrace.workers import metrics
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
-from headrace.workers.parsing.answer import reconcile
-from headrace.workers.parsing.interface import ParseRequirements, ParserNames, stable_call_id
-from headrace.workers.parsing.selection import Kind, ParserChoice, Traits, traits_of
+from headrace.workers.parsing.interface import (
+    ParseRequirements,
+    ParserNames,
+    check_chosen_tools,
+    completion,
+    stable_call_id,
+)
+from headrace.workers.parsing.selection import EngineParserFamily, ParserChoice
 from headrace.workers.parsing.stages import overlap
 from headrace.workers.tokens import TokenTable
 from headrace.workers.vllm.settings import prepare_environment
-
-log = structlog.get_logger()
-
-
-class AnswerPlan(Protocol):
-    """The request of an answer, as its reader needs it; `request` is vLLM's."""
-
-    parsing: Parsing
-    request: Any
-    prompt_ids: list[int]
-    late: bool
-    lead: str | None
-
-    def fresh(self) -> Any: ...
 
 
 class Lead:
@@ -74,7 +63,7 @@ class AnswerReader:
 
     __slots__ = ("_choice", "_ids", "_lead", "_parser", "_plan", "_request_id", "_said", "_text", "_tokens", "called")
 
-    def __init__(self, plan: AnswerPlan, request_id: str, choice: int) -> None:
+    def __init__(self, plan: VllmPlan, request_id: str, choice: int) -> None:
         self._plan = plan
         self._request_id, self._choice = request_id, choice
         self._parser = plan.fresh()
@@ -99,11 +88,11 @@ class AnswerReader:
         self._text.append(text)
         if self._plan.late:
             whole, self._parser = self._whole()
-            parts = self._rest_of(whole) if self._lead is not None else self._handed_out(whole)
+            parts = self._completed(lambda: whole) if self._lead is not None else self._handed_out(whole)
             self.called = self.called or any(part.kind == "tool" for part in parts)
             return parts
         parts = self._streamed(last, text, finished=True)
-        return parts + self._settled()
+        return parts + self._completed(lambda: self._whole()[0])
 
     def reasoning_tokens(self) -> int:
         return int(self._parser.count_reasoning_tokens(tuple(self._tokens))) if self._parser is not None else 0
@@ -183,30 +172,12 @@ class AnswerReader:
             parts.append(Part("tool", call.arguments, index, self._identity(index, call.id), call.name))
         return parts
 
-    def _settled(self) -> list[Part]:
-        """Return the parts that complete the streamed answer to the whole one, and count the outcome."""
-        try:
-            whole, _ = self._whole()
-        except Exception as error:  # The client has its answer already.
-            metrics.PARSED.labels("differs").inc()
-            log.warning("parser.whole_failed", request_id=self._request_id, error=repr(error))
-            return []
-        return self._rest_of(whole)
-
-    def _rest_of(self, whole: OutputParts) -> list[Part]:
-        outcome, missing = reconcile(self._said, whole)
-        metrics.PARSED.labels(outcome).inc()
-        if outcome == "differs":
-            log.info(
-                "parser.streamed_differs",
-                request_id=self._request_id,
-                parser=type(self._parser).__name__,
-                calls=[len(self._said.calls), len(whole.calls)],
-                content=[len(self._said.content), len(whole.content)],
-                reasoning=[len(self._said.reasoning), len(whole.reasoning)],
-            )
+    def _completed(self, whole: Callable[[], OutputParts]) -> list[Part]:
+        """Return the parts that complete the streamed answer to the whole one."""
+        about = {"request_id": self._request_id, "parser": type(self._parser).__name__}
         parts = [
-            msgspec.structs.replace(part, id=self._identity(part.index, part.id)) if part.name else part for part in missing
+            msgspec.structs.replace(part, id=self._identity(part.index, part.id)) if part.name else part
+            for part in completion(self._said, whole, **about)
         ]
         self._said.add(parts)
         self.called = self.called or bool(self._said.calls)
@@ -225,8 +196,10 @@ LATE_REASONING = frozenset({"granite"})
 """The same of reasoning parsers; two more are late where they cannot be used as they are made to, see `_late_reasoning`."""
 
 
-class VllmParserFamily:
+class VllmParserFamily(EngineParserFamily):
     """Implements `headrace.workers.parsing.selection.ParserFamily`."""
+
+    ENGINE = "vLLM"
 
     def known(self, model: str) -> ParserNames:
         prepare_environment(EngineConfig(model=model, served_name=model), os.environ)
@@ -237,30 +210,14 @@ class VllmParserFamily:
             raise EngineStartFailed(f"vLLM is not installed or broken: {error}") from error
         return ParserNames(tuple(ToolParserManager.list_registered()), tuple(ReasoningParserManager.list_registered()))
 
-    def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
-        return traits_of(model, args)
-
-    def translate(self, name: str, kind: Kind) -> str:
-        return name
-
     def check(self, chosen: ParserChoice, model: str, args: Mapping[str, Any]) -> ParserChoice:
         if chosen.tool is None and chosen.reasoning is None:
             return chosen
         tokenizer = _tokenizer(model, args)
-        tool = self._fitting(tokenizer, chosen, "tool", chosen.tool)
-        reasoning = self._fitting(tokenizer, chosen, "reasoning", chosen.reasoning)
+        tool = self._fitting(chosen, "tool", lambda name: _compose(tokenizer, None, tool=name))
+        reasoning = self._fitting(chosen, "reasoning", lambda name: _compose(tokenizer, None, reasoning=name))
         _compose(tokenizer, None, tool=tool, reasoning=reasoning)
         return ParserChoice(tool, reasoning, chosen.guessed)
-
-    def _fitting(self, tokenizer: Any, chosen: ParserChoice, kind: Kind, name: str | None) -> str | None:
-        try:
-            _compose(tokenizer, None, **{kind: name})
-        except EngineStartFailed as error:
-            if kind not in chosen.guessed:
-                raise
-            log.warning("parsers.do_not_fit", kind=kind, parser=name, error=str(error))
-            return None
-        return name
 
     def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> VllmParsers:
         llm = engine.llm  # type: ignore[attr-defined]
@@ -337,9 +294,8 @@ class VllmParsers:
     def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> VllmPlan:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+        check_chosen_tools(parsing, self.tool)
         wanted = bool(parsing.tools) and parsing.choice != "none"
-        if wanted and parsing.choice == "auto" and self.tool is None:
-            raise RequestInvalid("this worker has no tool parser, so the model cannot choose its tools", param="tool_choice")
         make = self._forced if wanted else self._class
         try:
             request = ChatCompletionRequest.model_validate(_request(parsing, generation))
