@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import structlog
 
-from headrace.workers.engine import Capabilities, DisaggStyle, KvBatch, Load, Pooled, PoolItem, Role, Sequence
+from headrace.workers.engine import Capabilities, DisaggStyle, EngineInfo, KvBatch, Load, Pooled, PoolItem, Role, Sequence
 from headrace.workers.errors import EngineDead, EngineStartFailed, UnsupportedByEngine, WorkerError
 from headrace.workers.process_guard import ProcessTree
 
@@ -227,6 +228,42 @@ def starting(engine: str, model: str) -> Iterator[None]:
 
 def not_installed(engine: str, error: ImportError, how: str) -> EngineStartFailed:
     return EngineStartFailed(f"{engine} is not installed or broken ({error}); {how} installs it")
+
+
+def end_tokens(*given: Any) -> tuple[int, ...]:
+    """Return the ids among these numbers, collections of numbers, and things that are none, each once and in this order."""
+    several = [one if isinstance(one, list | tuple | set) else (one,) for one in given]
+    return tuple(dict.fromkeys(token for part in several for token in part if type(token) is int))
+
+
+def node_part(engine: str, version: str, *, context_length: int, block_size: int, blocks: int, node_rank: int) -> EngineInfo:
+    """Describe a part of an engine on a node after the first, which has neither tokenizer nor requests."""
+    return EngineInfo(
+        engine=engine,
+        version=version,
+        tokenizer_dir="",
+        context_length=context_length,
+        block_size=block_size,
+        blocks=blocks,
+        slots=0,
+        vocab_size=0,
+        eos_token_ids=(),
+        kinds=(),
+        follows=True,
+        extra={"node_rank": node_rank},
+    )
+
+
+def set_defaults(environ: MutableMapping[str, str], model: str, defaults: Mapping[str, str]) -> None:
+    """Set the variables that an engine reads at import, unless the operator has set them. A model on disk needs no hub."""
+    local = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
+    for name, value in {"TOKENIZERS_PARALLELISM": "false", **defaults, **local}.items():
+        environ.setdefault(name, value)
+
+
+def cores() -> str:
+    """Return the number of cores that this process may use, as a variable's value."""
+    return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def summed(ranks: Iterable[Load], *, mine: int, blocks: int, queued: int) -> Load:

@@ -122,6 +122,15 @@ _OTHER_HUBS = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")  # the engine doe
 _TIMEOUT_S = 5.0
 
 
+def architectures(model: str) -> tuple[str, ...]:
+    """Return the architectures that the files of a model name; none for a model that is no folder, or says nothing."""
+    try:
+        named = json.loads((Path(model) / "config.json").read_bytes())["architectures"]
+        return tuple(str(name) for name in named or ())
+    except (OSError, LookupError, TypeError, ValueError):
+        return ()
+
+
 def check_model_path(model: str) -> None:
     """Raise EngineStartFailed for a folder that is not there or holds no model, and for what can be neither folder nor id."""
     path = Path(model)

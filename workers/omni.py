@@ -83,16 +83,10 @@ def _describe(omni: Any, version: str) -> EngineInfo:
         blocks=cache.num_gpu_blocks or 0,
         slots=vllm_config.scheduler_config.max_num_seqs,
         vocab_size=model.get_vocab_size(),
-        eos_token_ids=_eos_ids(omni),
+        eos_token_ids=convert.eos_ids(omni),
         default_sampling=model.get_diff_sampling_param(),
         extra={"stages": list(omni.output_modalities)},
     )
-
-
-def _eos_ids(omni: Any) -> tuple[int, ...]:
-    configured = omni.model_config.try_get_generation_config().get("eos_token_id") or ()
-    ids = [omni.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 class OmniEngine(CoreEngine):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, several
-from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED
+from headrace.workers.kit import ADAPTER_OPERATIONS, GUIDED, end_tokens, node_part
 from headrace.workers.lora import adapters_of
 from headrace.workers.model_files import tokenizer_folder
 from headrace.workers.sglang.disagg_rendezvous import (
@@ -44,7 +44,9 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         ranks=ranks(config),
         parallel=several(tensor=args.tp_size, pipeline=args.pp_size, expert=args.ep_size),
         vocab_size=model.vocab_size,
-        eos_token_ids=_eos_ids(manager),
+        eos_token_ids=end_tokens(
+            getattr(manager.tokenizer, "eos_token_id", None), sorted(manager.model_config.hf_eos_token_id or ())
+        ),
         kinds=("chat", "completion") if model.is_generation else ("embedding",),
         step_tokens=_step_tokens(args),
         adapters=tuple(adapters_of(config)),
@@ -55,21 +57,14 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
 
 
 def describe_follower(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
-    """Return the description of a part of an engine on a node after the first, which has neither tokenizer nor requests."""
     scheduler: Mapping[str, Any] = engine._scheduler_init_result.scheduler_infos[0]
-    return EngineInfo(
-        engine="sglang",
-        version=version,
-        tokenizer_dir="",
+    return node_part(
+        "sglang",
+        version,
         context_length=int(scheduler["max_req_input_len"]),
         block_size=engine.server_args.page_size,
         blocks=int(scheduler["max_total_num_tokens"]) // engine.server_args.page_size,
-        slots=0,
-        vocab_size=0,
-        eos_token_ids=(),
-        kinds=(),
-        follows=True,
-        extra={"node_rank": config.args["node_rank"]},
+        node_rank=config.args["node_rank"],
     )
 
 
@@ -127,13 +122,6 @@ def _slots(engine: Any) -> int:
 def _step_tokens(args: Any) -> int:
     chunk = args.chunked_prefill_size
     return int(chunk if chunk and chunk > 0 else args.max_prefill_tokens or 0)
-
-
-def _eos_ids(manager: Any) -> tuple[int, ...]:
-    """Return the end tokens: the tokenizer's first, then those of the model's configuration."""
-    own = getattr(manager.tokenizer, "eos_token_id", None)
-    ids = [own, *sorted(manager.model_config.hf_eos_token_id or ())]
-    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
 
 def _default_sampling(model: Any) -> dict[str, Any]:

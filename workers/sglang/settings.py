@@ -7,7 +7,6 @@ are listed with their reasons in docs/engines.md.
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import msgspec
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.engine_settings import EngineSettings, annotated, package_folder, parsed
+from headrace.workers.kit import cores, set_defaults
 from headrace.workers.lora import ADAPTERS_ARG, Adapter, adapters_of
-from headrace.workers.model_files import weight_format
+from headrace.workers.model_files import architectures, weight_format
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -50,16 +50,12 @@ def computes_on_cpu(args: Mapping[str, Any], *, gpu: bool) -> bool:
 
 def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str], *, cpu: bool) -> None:
     """Set the variables that SGLang reads at import, unless the operator has set them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    defaults = {"TOKENIZERS_PARALLELISM": "false"}
+    defaults = {}
     if follows(config):
         defaults["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # or SGLang's constructor waits for the end of its processes
     if cpu:
-        defaults |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(cores)}
-    if Path(config.model).is_dir():
-        defaults["HF_HUB_OFFLINE"] = "1"
-    for name, value in defaults.items():
-        environ.setdefault(name, value)
+        defaults |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": cores()}
+    set_defaults(environ, config.model, defaults)
 
 
 def kv_events_wanted(config: EngineConfig) -> bool:
@@ -83,11 +79,7 @@ def makes_vectors(config: EngineConfig) -> bool:
     """Return whether the engine makes vectors: by its setting, else where the model's files name no head that generates."""
     if config.args.get("is_embedding") is not None:
         return bool(config.args["is_embedding"])
-    try:
-        about = msgspec.json.decode((Path(config.model) / "config.json").read_bytes())
-        named = [str(name) for name in about.get("architectures") or ()]
-    except (OSError, AttributeError, TypeError, msgspec.DecodeError):
-        return False
+    named = architectures(config.model)
     return bool(named) and not any("ForCausalLM" in name or "ForConditionalGeneration" in name for name in named)
 
 

@@ -22,7 +22,7 @@ import structlog
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo, Load, Role, several
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.kit import starting, summed
+from headrace.workers.kit import end_tokens, starting, summed
 from headrace.workers.lora import Adapters, adapters_of
 from headrace.workers.tokens import token_table
 from headrace.workers.trtllm.contract import Installed, load_installed
@@ -222,14 +222,12 @@ def read_model(folder: Path) -> ModelFacts:
         raise EngineStartFailed(f"{folder / 'config.json'} has no vocab_size")
     lengths = [value for name in _LENGTHS for value in (config.get(name), text.get(name)) if isinstance(value, int)]
     tokenizer = _json(folder / "tokenizer_config.json")
-    eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id", text.get("eos_token_id")))]
-    if not eos:
-        eos = _named_token(folder, tokenizer.get("eos_token"))
+    eos = end_tokens(generation.get("eos_token_id"), config.get("eos_token_id", text.get("eos_token_id")))
     return ModelFacts(
         folder=folder,
         context_length=lengths[0] if lengths else None,
         vocab_size=vocab,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        eos_token_ids=eos or end_tokens(_named_token(folder, tokenizer.get("eos_token"))),
         chat=(folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer,
         default_sampling={
             name: generation[name]
@@ -251,11 +249,6 @@ def _json(path: Path, *, needed: bool = False) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise EngineStartFailed(f"{path} is not an object")
     return found
-
-
-def _ids(value: Any) -> list[int]:
-    found = value if isinstance(value, list) else [value]
-    return [one for one in found if isinstance(one, int) and not isinstance(one, bool)]
 
 
 def _named_token(folder: Path, name: Any) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from headrace.broker.messages.frames import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence, StoredTensor
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
-from headrace.workers.kit import GUIDED, GUIDED_OPTIONS, ProcessEngine
+from headrace.workers.kit import GUIDED, GUIDED_OPTIONS, ProcessEngine, end_tokens
 from headrace.workers.vllm import transfer_connector
 
 _NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
@@ -59,6 +59,11 @@ def _embeds(sequence: Sequence, tensor: StoredTensor, model: Any) -> Any:
         prompt_token_ids=sequence.token_ids,
         is_token_ids=[False] * rows + [True] * emitted,
     )
+
+
+def eos_ids(llm: Any) -> tuple[int, ...]:
+    """Return the end tokens: the tokenizer's first, then the ones that the generation config adds."""
+    return end_tokens(llm.renderer.get_eos_token_id(), llm.model_config.try_get_generation_config().get("eos_token_id"))
 
 
 def to_compute(sequence: Sequence) -> int:

@@ -18,7 +18,7 @@ import structlog
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo
 from headrace.workers.errors import UnsupportedByEngine
-from headrace.workers.kit import not_installed, starting
+from headrace.workers.kit import node_part, not_installed, starting
 from headrace.workers.vllm.settings import engine_args, prepare_environment
 
 _log = structlog.get_logger()
@@ -91,24 +91,15 @@ def _build(config: EngineConfig) -> tuple[Any, EngineInfo, tuple[str, int]]:
         if parallel.node_rank_within_dp == 0:
             raise UnsupportedByEngine("data-parallel ranks of a node of their own are workers of their own, without nnodes")
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
-    return executor, _describe(vllm_config, vllm.__version__), (parallel.master_addr, parallel.master_port)
-
-
-def _describe(vllm_config: Any, version: str) -> EngineInfo:
-    return EngineInfo(
-        engine="vllm",
-        version=version,
-        tokenizer_dir="",
+    info = node_part(
+        "vllm",
+        vllm.__version__,
         context_length=vllm_config.model_config.max_model_len,
         block_size=vllm_config.cache_config.block_size,
         blocks=0,
-        slots=0,
-        vocab_size=0,
-        eos_token_ids=(),
-        kinds=(),
-        follows=True,
-        extra={"node_rank": vllm_config.parallel_config.node_rank},
+        node_rank=parallel.node_rank,
     )
+    return executor, info, (parallel.master_addr, parallel.master_port)
 
 
 async def _gone(host: str, port: int) -> str:

@@ -11,10 +11,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from headrace.workers.engine import EngineConfig, Pooled, PoolItem
 from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.model_files import architectures
 from headrace.workers.vllm.load_meter import LoadMeter
 
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
@@ -29,20 +28,11 @@ def pools(config: EngineConfig) -> bool:
     if config.args.get("convert", "auto") in ("embed", "classify"):
         return True
     folder = Path(config.model)
-    if (folder / "1_Pooling").is_dir() or b"models.Pooling" in _read(folder / "modules.json"):
+    modules = folder / "modules.json"
+    if (folder / "1_Pooling").is_dir() or (modules.is_file() and b"models.Pooling" in modules.read_bytes()):
         return True
-    try:
-        architectures = msgspec.json.decode(_read(folder / "config.json") or b"{}").get("architectures") or []
-    except (msgspec.DecodeError, AttributeError):
-        return False
-    return bool(architectures) and not any(str(name).endswith(_GENERATING) for name in architectures)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    named = architectures(config.model)
+    return bool(named) and not any(name.endswith(_GENERATING) for name in named)
 
 
 def pooling_kinds(model: Any, tasks: tuple[str, ...]) -> tuple[str, ...]:

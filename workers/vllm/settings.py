@@ -19,6 +19,7 @@ from typing import Any
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.engine_settings import EngineSettings, annotated, package_folder, parsed
 from headrace.workers.errors import EngineError, EngineStartFailed
+from headrace.workers.kit import cores, set_defaults
 from headrace.workers.lora import ADAPTERS_ARG, Adapter, Adapters, adapters_of
 from headrace.workers.model_files import weight_format
 from headrace.workers.vllm.embeddings import ENCODERS_ARG, transfer_config
@@ -164,7 +165,6 @@ ADDED_ARGS = {MODE_ARG: "str | None", ADAPTERS_ARG: "", ENCODERS_ARG: "bool | No
 
 def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str]) -> None:
     """Set the variables vLLM reads at import, unless the operator has set them. Must run before `import vllm`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     talks = config.args.get("disable_log_stats") is False or config.args.get("enable_log_requests") is True
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -175,13 +175,9 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Several engines may share the cores; vLLM's binding would pin all of them to the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(cores),
-        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": cores(),
     }
-    if Path(config.model).is_dir():
-        defaults["HF_HUB_OFFLINE"] = "1"
-    for name, value in defaults.items():
-        environ.setdefault(name, value)
+    set_defaults(environ, config.model, defaults)
 
 
 _EXTERNAL_RANKS = frozenset(

@@ -29,6 +29,7 @@ from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.kit import not_installed
 from headrace.workers.lora import Adapters, adapters_of
 from headrace.workers.model_files import hub_folder, tokenizer_folder
+from headrace.workers.vllm.convert import eos_ids
 from headrace.workers.vllm.embeddings import encoder_word
 from headrace.workers.vllm.kv_transfer import side_channel
 from headrace.workers.vllm.load_meter import LoadMeter, no_prometheus, shows_metrics
@@ -414,7 +415,7 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
         ranks=ranks,
         parallel=_parallel(vllm_config.parallel_config),
         vocab_size=model.get_vocab_size(),
-        eos_token_ids=_eos_ids(llm),
+        eos_token_ids=eos_ids(llm),
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         handover=handover_word(transfer.mode, version, vllm_config) if transfer else "",
         lease_s=transfer.lease_s if transfer else 0.0,
@@ -433,10 +434,3 @@ def _parallel(parallel: Any) -> dict[str, int]:
     tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
     experts = tensor * data if parallel.enable_expert_parallel else 1
     return several(tensor=tensor, pipeline=parallel.pipeline_parallel_size, expert=experts)
-
-
-def _eos_ids(llm: Any) -> tuple[int, ...]:
-    """Return the end tokens: the tokenizer's first, then the ones that the generation config adds."""
-    configured = llm.model_config.try_get_generation_config().get("eos_token_id") or ()
-    ids = [llm.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
