@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,7 +78,7 @@ _GENERATING = Capabilities(
     roles=ROLES,
     disagg=DisaggStyle.PARAMS,
     resume_guided=True,
-    resume_penalties=True,
+    resume_penalties=True,  # penalties change no answer
     resume_repetition=True,
     kv_events=True,
     logprobs=True,
@@ -161,22 +162,11 @@ class SimEngine(EngineBase):
             return Capabilities(
                 resume=False, seeds=False, priority=True, sleep_levels=LEVELS, operations=operations - ADAPTER_OPERATIONS
             )
-        return Capabilities(
+        return replace(
+            _GENERATING,
             roles=ROLES if self._member is not None else frozenset({Role.AGGREGATED}),
             disagg=self._disagg,
-            kv_events=True,
-            resume_guided=True,
-            resume_penalties=True,  # penalties change no answer
-            resume_repetition=True,
-            logprobs=True,
-            prompt_logprobs=True,
-            guided=frozenset(KINDS),
-            lora="dynamic",
             media=self._media,
-            prompt_embeds=True,
-            cache_salt=True,
-            priority=True,
-            sleep_levels=LEVELS,
             operations=operations,
         )
 

@@ -142,43 +142,11 @@ class SequenceRun:
     """
 
     __slots__ = (
-        "_answer",
-        "_block_size",
-        "_chain",
-        "_end",
-        "_eos",
-        "_eos_at",
-        "_logprobs",
-        "_mean_tokens",
-        "_min_index",
-        "_sequence",
-        "_start",
-        "_stop_ids",
-        "_vocabulary",
-        "adapter",
-        "blocks",
-        "cached_tokens",
-        "capacity",
-        "committed",
-        "computed",
-        "expected",
-        "extra",
-        "fault_at",
-        "faults",
-        "id",
-        "ids",
-        "index",
-        "media",
-        "phase",
-        "prompt_tokens",
-        "rank",
-        "reported",
-        "salt",
-        "side",
-        "special_at",
-        "stream",
-        "taint",
-    )
+        "_answer", "_block_size", "_chain", "_end", "_eos", "_eos_at", "_logprobs", "_mean_tokens", "_min_index",
+        "_sequence", "_start", "_stop_ids", "_vocabulary", "adapter", "blocks", "cached_tokens", "capacity", "committed",
+        "computed", "expected", "extra", "fault_at", "faults", "id", "ids", "index", "media", "phase", "prompt_tokens",
+        "rank", "reported", "salt", "side", "special_at", "stream", "taint",
+    )  # fmt: skip
 
     def __init__(
         self, sequence: EngineSequence, faults: SequenceFaults, *, settings: SimSettings, vocabulary: Vocabulary, number: int

@@ -41,99 +41,53 @@ class Used:
 
 _API = "tensorrt_llm.llmapi"
 
+
+def _used(module: str, path: str, kind: str, names: str) -> Used:
+    return Used(module, path, kind, tuple(names.split()))
+
+
 USED: tuple[Used, ...] = (
-    Used(_API, "LLM", "arguments", ("model",)),
-    Used(_API, "LLM", "members", ("generate_async", "get_stats_async", "get_kv_cache_events_async", "shutdown")),
-    Used(
+    _used(_API, "LLM", "arguments", "model"),
+    _used(_API, "LLM", "members", "generate_async get_stats_async get_kv_cache_events_async shutdown"),
+    _used(
         _API,
         "LLM.generate_async",
         "arguments",
-        ("inputs", "sampling_params", "lora_request", "streaming", "disaggregated_params", "scheduling_params", "cache_salt"),
+        "inputs sampling_params lora_request streaming disaggregated_params scheduling_params cache_salt",
     ),
-    Used(_API, "LLM.get_stats_async", "arguments", ("timeout",)),
-    Used(_API, "LLM.get_kv_cache_events_async", "arguments", ("timeout",)),
-    Used(_API, "RequestOutput", "members", ("abort", "aresult", "outputs", "__aiter__", "__anext__")),
-    Used(
-        _API,
-        "CompletionOutput",
-        "fields",
-        ("token_ids", "logprobs", "finish_reason", "stop_reason", "disaggregated_params"),
-    ),
-    Used(_API, "RequestError", "members", ()),
-    Used(
+    _used(_API, "LLM.get_stats_async", "arguments", "timeout"),
+    _used(_API, "LLM.get_kv_cache_events_async", "arguments", "timeout"),
+    _used(_API, "RequestOutput", "members", "abort aresult outputs __aiter__ __anext__"),
+    _used(_API, "CompletionOutput", "fields", "token_ids logprobs finish_reason stop_reason disaggregated_params"),
+    _used(_API, "RequestError", "members", ""),
+    _used(
         "tensorrt_llm.llmapi.llm_args",
         "TorchLlmArgs",
         "fields",
-        (
-            "cache_transceiver_config",
-            "context_parallel_size",
-            "disable_overlap_scheduler",
-            "enable_attention_dp",
-            "enable_chunked_prefill",
-            "enable_iter_perf_stats",
-            "guided_decoding_backend",
-            "kv_cache_config",
-            "lora_config",
-            "max_batch_size",
-            "max_num_tokens",
-            "max_seq_len",
-            "pipeline_parallel_size",
-            "tensor_parallel_size",
-        ),
+        "cache_transceiver_config context_parallel_size disable_overlap_scheduler enable_attention_dp enable_chunked_prefill "
+        "enable_iter_perf_stats guided_decoding_backend kv_cache_config lora_config max_batch_size max_num_tokens max_seq_len "
+        "pipeline_parallel_size tensor_parallel_size",
     ),
-    Used(
+    _used(
         _API,
         "KvCacheConfig",
         "fields",
-        ("enable_block_reuse", "event_buffer_max_size", "host_cache_size", "max_tokens", "tokens_per_block"),
+        "enable_block_reuse event_buffer_max_size host_cache_size max_tokens tokens_per_block",
     ),
-    Used(_API, "CacheTransceiverConfig", "fields", ("backend", "kv_transfer_timeout_ms")),
-    Used(
+    _used(_API, "CacheTransceiverConfig", "fields", "backend kv_transfer_timeout_ms"),
+    _used(
         _API,
         "SamplingParams",
         "fields",
-        (
-            "bad",
-            "detokenize",
-            "embedding_bias",
-            "end_id",
-            "frequency_penalty",
-            "guided_decoding",
-            "ignore_eos",
-            "include_stop_str_in_output",
-            "logits_processor",
-            "logprobs",
-            "max_tokens",
-            "min_p",
-            "min_tokens",
-            "pad_id",
-            "presence_penalty",
-            "repetition_penalty",
-            "return_context_logits",
-            "return_generation_logits",
-            "seed",
-            "stop_token_ids",
-            "temperature",
-            "top_k",
-            "top_p",
-        ),
+        "bad detokenize embedding_bias end_id frequency_penalty guided_decoding ignore_eos include_stop_str_in_output "
+        "logits_processor logprobs max_tokens min_p min_tokens pad_id presence_penalty repetition_penalty "
+        "return_context_logits return_generation_logits seed stop_token_ids temperature top_k top_p",
     ),
-    Used(_API, "GuidedDecodingParams", "fields", ("grammar", "json", "json_object", "regex", "structural_tag")),
-    Used(
-        _API,
-        "DisaggregatedParams",
-        "fields",
-        (
-            "ctx_request_id",
-            "draft_tokens",
-            "first_gen_tokens",
-            "opaque_state",
-            "request_type",
-        ),
-    ),
-    Used(_API, "LoRARequest", "fields", ("lora_int_id", "lora_name", "lora_path")),
-    Used("tensorrt_llm.lora_helper", "LoraConfig", "fields", ("lora_dir", "max_cpu_loras", "max_lora_rank", "max_loras")),
-    Used("tensorrt_llm.scheduling_params", "SchedulingParams", "fields", ("attention_dp_rank", "attention_dp_relax")),
+    _used(_API, "GuidedDecodingParams", "fields", "grammar json json_object regex structural_tag"),
+    _used(_API, "DisaggregatedParams", "fields", "ctx_request_id draft_tokens first_gen_tokens opaque_state request_type"),
+    _used(_API, "LoRARequest", "fields", "lora_int_id lora_name lora_path"),
+    _used("tensorrt_llm.lora_helper", "LoraConfig", "fields", "lora_dir max_cpu_loras max_lora_rank max_loras"),
+    _used("tensorrt_llm.scheduling_params", "SchedulingParams", "fields", "attention_dp_rank attention_dp_relax"),
 )
 
 

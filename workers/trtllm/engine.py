@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -95,15 +96,12 @@ class TrtllmEngine(ProcessEngine):
         started = self._started
         hands_over = started is not None and bool(started.info.handover)
         lora = started is not None and started.adapters.changeable
-        return Capabilities(
-            resume_repetition=True,  # it counts the tokens of prompts, too
+        return replace(
+            _MOST,
             roles=started.roles if started is not None else frozenset({Role.AGGREGATED}),
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
             kv_events=self._kv is not None,
-            logprobs=True,
-            guided=GUIDED,
             lora="dynamic" if lora else "none",
-            cache_salt=True,
             priority=started is not None and started.installed.priority,
             operations=ADAPTER_OPERATIONS if lora else frozenset(),
         )

@@ -27,22 +27,11 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
 _TEXTS = (".json", ".py", ".model", ".txt", ".jinja")
 _MOST_HEAD = 100 << 20
 
-_NOT_IN_IDENTITY = frozenset(
-    {
-        "adapters",
-        "disable_log_stats",
-        "enable_log_requests",
-        "gpu_memory_utilization",
-        "kv_cache_memory_bytes",
-        "kv_events_config",
-        "kv_transfer_config",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "num_gpu_blocks_override",
-        "reasoning_parser",
-        "scheduling_policy",
-    }
-)
+_NOT_IN_IDENTITY = frozenset({
+    "adapters", "disable_log_stats", "enable_log_requests", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "kv_events_config", "kv_transfer_config", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override",
+    "reasoning_parser", "scheduling_policy",
+})  # fmt: skip
 """Settings that change nothing in an embedding; every other one is taken to."""
 
 
@@ -130,23 +119,12 @@ _OTHERS_ROLE = ("kv_transfer_config", "kv_transfer_mode", "enable_lora", "adapte
 """Settings that an engine without a KV cache has no use for."""
 
 _WITHOUT_EFFECT = (
-    ENCODERS_ARG,
-    "kv_transfer_mode",
-    "block_size",
-    "dtype",  # it stands in the word as it turned out
-    "enable_lora",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "limit_mm_per_prompt",
-    "max_loras",
-    "max_lora_rank",
-    "max_model_len",
-    "mm_processor_cache_gb",
-    "prefix_caching_hash_algo",
-    "seed",
-    "tensor_parallel_size",
-)
-"""Settings in which an encode worker may differ from those that it encodes for: they change nothing in embeddings."""
+    ENCODERS_ARG, "kv_transfer_mode", "block_size", "dtype", "enable_lora", "enable_prefix_caching", "enforce_eager",
+    "limit_mm_per_prompt", "max_loras", "max_lora_rank", "max_model_len", "mm_processor_cache_gb",
+    "prefix_caching_hash_algo", "seed", "tensor_parallel_size",
+)  # fmt: skip
+"""Settings in which an encode worker may differ from those that it encodes for: they change nothing in embeddings, or stand in
+the word as they turned out (`dtype`)."""
 
 
 def hands_over_embeddings(config: EngineConfig) -> bool:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from headrace.workers.engine import (
@@ -143,18 +144,14 @@ class VllmEngine(CoreEngine):
         if self._pooling is not None:
             return Capabilities(resume=False, seeds=False, priority=self._priority, sleep_levels=levels, operations=operations)
         lora = self._adapters is not None and self._adapters.changeable
-        return Capabilities(
-            resume_repetition=True,  # it counts the tokens of prompts, too
+        return replace(
+            _MOST,
             roles=self._roles(),
             disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
             kv_events=self._kv is not None,
-            logprobs=True,
-            prompt_logprobs=True,
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             media=frozenset(self._started.info.media) if self._started is not None else frozenset(),
-            guided=GUIDED,
             lora="dynamic" if lora else "none",
-            cache_salt=True,
             priority=self._priority,
             sleep_levels=levels,
             operations=operations | ADAPTER_OPERATIONS if lora else operations,
