@@ -141,18 +141,6 @@ async def prefill(bench: Bench, name: str = "a") -> dict:
     return dict(output.handover)
 
 
-@pytest.mark.parametrize("mode", ["pull", "push"])
-async def test_blocks_go_from_engine_to_engine(mode):
-    timing = {"kv_bytes_per_token": 23040.0, "transfer_bytes_per_s": 5e9, "transfer_per_descriptor_s": 8e-6}
-    async with pair(transfer_mode=mode, timing_overrides=timing) as (p, d):
-        params = await prefill(p)
-        assert p.engine.load().blocks_used == 10
-        await d.engine.submit(sequence("a", PROMPT, handover=Handover(kind="decode", params=params)))
-        await d.until(lambda: d.finished("a"))
-        assert d.ids("a") == expected_ids(PROMPT, 10)
-        assert p.engine.load().blocks_used == 0
-
-
 async def test_a_lease_ends_in_an_idle_engine_too():
     async with pair(lease_s=0.02) as (p, _):
         await prefill(p)

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from headrace.broker.blocks import block_chain
 from headrace.broker.messages.requests import Sampling
-from headrace.workers.engine import Engine, EngineConfig, KvEvent, Output, Role, Sequence
-from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.engine import EngineConfig, KvEvent, Output, Role, Sequence
+from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFailed, RequestInvalid
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.settings import parse_settings
 from headrace.workers.sim.step_driver import EventBuffer
@@ -60,15 +59,6 @@ async def started(kill: Callable[[], None] | None = None, **args) -> AsyncIterat
         await bench.engine.stop(1.0)
 
 
-async def test_it_is_an_engine_and_says_what_it_is():
-    engine: Engine = SimEngine()
-    info = await engine.start(EngineConfig(model="sim", served_name="m", args={"slots": 7}), lambda outputs: None)
-    assert (info.engine, info.slots, info.block_size, info.blocks) == ("sim", 7, 32, 4096)
-    assert (info.eos_token_ids, info.vocab_size, info.kinds) == ((2,), 49152, ("chat", "completion"))
-    await engine.healthy()
-    await engine.stop(1.0)
-
-
 async def test_every_sequence_gets_its_expected_tokens_a_step_at_a_time():
     async with started() as bench:
         for n in range(5):
@@ -77,15 +67,6 @@ async def test_every_sequence_gets_its_expected_tokens_a_step_at_a_time():
         for n in range(5):
             assert bench.ids(str(n)) == expected_ids([n + 1] * 40, 20)
         assert max(len(step) for step in bench.steps) == 5
-
-
-async def test_a_sequence_that_comes_while_others_run_joins_them():
-    async with started() as bench:
-        await bench.engine.submit(sequence("long", [1], max_tokens=5000))
-        await bench.until(lambda: len(bench.ids("long")) > 10)
-        await bench.engine.submit(sequence("short", [2], max_tokens=5))
-        await bench.until(lambda: bench.finished("short"))
-        assert not bench.finished("long")
 
 
 async def test_nothing_comes_out_after_an_abort_even_of_the_step_that_runs():
@@ -211,29 +192,6 @@ async def test_a_request_brings_faults_only_where_that_is_allowed():
             await bench.engine.submit(sequence("c", [1], extra={"sim": {"explode": 1}}))
 
 
-async def test_what_it_cannot_do_is_refused_by_name():
-    async with started() as bench:
-        with pytest.raises(UnsupportedByEngine, match="grammar"):
-            await bench.engine.submit(sequence("a", [1], guided={"grammar": "root ::= x"}))
-        assert "grammar" not in bench.engine.capabilities.guided
-
-
-async def test_every_kind_of_structured_output_it_names_is_served():
-    asked = {
-        "json": {"type": "integer"},
-        "json_object": True,
-        "choice": ["a"],
-        "regex": "a",
-        "structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}},
-    }
-    async with started() as bench:
-        assert bench.engine.capabilities.guided == asked.keys()
-        for kind, spec in asked.items():
-            await bench.engine.submit(sequence(kind, [1], max_tokens=500, guided={kind: spec}))
-        await bench.until(lambda: all(bench.finished(kind) for kind in asked))
-        assert all(bench.ids(kind)[-1] == 2 for kind in asked)
-
-
 @pytest.mark.parametrize("alternatives", [0, 3])
 async def test_prompts_are_scored_once_and_each_token_by_itself(alternatives):
     async with started() as bench:
@@ -268,13 +226,6 @@ async def test_bad_settings_fail_the_start():
         await engine.healthy()
 
 
-async def test_a_stopped_engine_is_dead():
-    async with started() as bench:
-        await bench.engine.stop(1.0)
-        with pytest.raises(EngineDead, match="stopped"):
-            await bench.engine.submit(sequence("a", [1]))
-
-
 @pytest.mark.slow
 def test_it_needs_neither_torch_nor_transformers_nor_tokenizers():
     program = (
@@ -293,29 +244,6 @@ def test_it_needs_neither_torch_nor_transformers_nor_tokenizers():
 
 
 # -- KV events and operations --------------------------------------------------------------------------------
-
-
-def chain_of(events: list[KvEvent]) -> list[int]:
-    return [value for event in events if event.kind == "stored" for value in event.hashes]
-
-
-async def test_kv_events_tell_what_is_cached_to_a_late_reader_too():
-    async with started(block_size=4, context_length=128) as bench:
-        await bench.engine.submit(sequence("a", [1] * 8, max_tokens=1))
-        await bench.until(lambda: bench.finished("a"))
-        reader = bench.engine.kv_events()
-        async with asyncio.timeout(5):
-            first = await anext(reader)
-            assert first[0].kind == "cleared"
-            assert chain_of(first) == block_chain([1] * 8, 4)
-            await bench.engine.submit(sequence("b", [2] * 5, max_tokens=1))
-            (stored,) = await anext(reader)
-            assert (stored.hashes, stored.token_ids, stored.parent) == (block_chain([2] * 4, 4), [2] * 4, None)
-            await bench.engine.control("reset_prefix_cache", {})
-            assert [event.kind for event in await anext(reader)] == ["cleared"]
-        assert (await bench.engine.control("stats", {}))["cached_blocks"] == 0
-        with pytest.raises(UnsupportedByEngine, match="fly"):
-            await bench.engine.control("fly", {})
 
 
 async def test_a_reader_that_falls_behind_gets_the_present_state_instead_of_a_gap():

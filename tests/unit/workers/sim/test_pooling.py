@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.broker.messages.requests import PoolingTask, Sampling
-from headrace.workers.engine import EngineConfig, EngineInfo, PoolItem, Role, Sequence
+from headrace.broker.messages.requests import PoolingTask
+from headrace.workers.engine import EngineConfig, EngineInfo, PoolItem, Role
 from headrace.workers.errors import (
     EngineDead,
     EngineError,
     EngineOverloaded,
     EngineStartFailed,
     RequestInvalid,
-    UnsupportedByEngine,
 )
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
@@ -120,25 +119,6 @@ async def test_a_classifier_gives_probabilities_and_names() -> None:
         assert await bench.text("another thing", task="classify") != probabilities
 
 
-@pytest.mark.parametrize(("pooling", "kinds"), [("embed", ("embedding",)), ("score", ("score",)), ("classify", ("classify",))])
-async def test_it_says_what_it_serves_and_refuses_the_rest(pooling: str, kinds: tuple[str, ...]) -> None:
-    async with started(pooling) as bench:
-        assert bench.info.kinds == kinds
-        assert not bench.engine.capabilities.kv_events
-        with pytest.raises(UnsupportedByEngine):
-            await bench.pool([1], "classify" if pooling == "embed" else "embed")
-        with pytest.raises(UnsupportedByEngine, match="generates nothing"):
-            await bench.engine.submit(Sequence(id="a", token_ids=[1], prompt_tokens=1, sampling=Sampling(max_tokens=1)))
-
-
-async def test_a_simulator_that_generates_makes_no_vectors() -> None:
-    engine = SimEngine()
-    await engine.start(EngineConfig(model="sim", served_name="m"), lambda outputs: None)
-    with pytest.raises(UnsupportedByEngine, match="pooling=embed"):
-        await engine.pool(PoolItem(id="a", task="embed", token_ids=[1]))
-    await engine.stop(1.0)
-
-
 async def test_an_input_may_fill_the_whole_context() -> None:
     async with started(context_length=64, blocks=2, block_size=32) as bench:
         await bench.pool([5] * 64)
@@ -158,18 +138,6 @@ async def test_an_input_takes_the_time_of_its_prefill_and_waits_for_a_slot() -> 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_cancelled_input_leaves_the_engine() -> None:
-    async with started(faults={"stuck_at_token": 0}) as bench:
-        task = asyncio.create_task(bench.pool([1, 2, 3]))
-        async with asyncio.timeout(5):
-            while not bench.engine.load().blocks_used:
-                await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert bench.engine.load().blocks_used == 0
 
 
 @pytest.mark.parametrize(

@@ -37,24 +37,6 @@ def meet(node: Node, kind: Any, **options: Any) -> None:
 # -- roles ---------------------------------------------------------------------------------------------------
 
 
-def test_two_engines_change_places_and_hand_over_the_other_way():
-    world = World()
-    one, other = world.pair()
-    other.decode("a", PROMPT, prefilled(world, one))
-    world.run(1.0)
-    assert other.ids("a") == expected_ids(PROMPT, 10)
-    change(one, Role.DECODE)
-    change(other, Role.PREFILL)
-    turned = PROMPT[::-1]
-    other.prefill("b", turned)
-    world.run(0.4)
-    one.decode("b", turned, other.params("b"))
-    world.run()
-    assert one.ids("b") == expected_ids(turned, 10)
-    assert one.outputs["b"][0][1].extra["remote_tokens"] == 17
-    assert (one.used, other.used) == (0, 0)
-
-
 def test_blocks_on_offer_survive_a_change_of_role_until_they_are_fetched():
     world = World()
     p, d = world.pair()

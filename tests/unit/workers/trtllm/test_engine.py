@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Handover
-from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.tokens import token_table
+from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.trtllm.engine import TrtllmEngine
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import running, sequence, versions
@@ -30,26 +28,6 @@ class Thumb:
 
 
 @versions
-async def test_answers_come_token_by_token_and_end_with_the_length(version: str) -> None:
-    async with running(version=version) as bench:
-        assert (bench.info.engine, bench.info.version, bench.info.block_size) == ("trtllm", version, 32)
-        assert (bench.info.blocks, bench.info.slots, bench.info.context_length) == (512, 16, 4096)
-        await bench.run(sequence("a"), sequence("b", [7, 8, 9], max_tokens=4))
-        assert [len(output.ids) for output in bench.outputs("a")] == [1] * 10
-        assert (bench.last("a").finish, bench.last("b").finish) == ("length", "length")
-        assert len(bench.ids("b")) == 4
-        assert [output.cached_tokens for output in bench.outputs("a")] == [0] + [None] * 9
-
-
-async def test_what_the_sequences_get_in_one_turn_of_the_loop_leaves_in_one_call() -> None:
-    async with running() as bench:
-        sequences = [sequence(f"s{n}", [n + 1, 5, 6], max_tokens=8) for n in range(12)]
-        await bench.run(*sequences)
-        assert sum(len(call) for call in bench.calls) == 96
-        assert len(bench.calls) <= 80  # fewer on an idle machine
-
-
-@versions
 @pytest.mark.parametrize("leaves_end_out", [False, True])
 async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(version: str, leaves_end_out: bool) -> None:
     options = {"mean_output_tokens": 4, "leaves_end_out": leaves_end_out}
@@ -58,40 +36,6 @@ async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(version: st
         assert (bench.last("a").finish, bench.last("a").stop, bench.ids("a")[-1]) == ("stop", None, 2)
         assert bench.ids("a").count(2) == 1
         assert len(bench.last("a").logprobs or ()) == len(bench.last("a").ids)
-
-
-async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free() -> None:
-    async with running(options={"timing": "cpu-small"}) as bench:
-        await bench.engine.submit(sequence("a", max_tokens=4000))
-        await bench.until(lambda: len(bench.ids("a")) >= 2)
-        await bench.engine.abort(["a", "unknown"])
-        had = len(bench.ids("a"))
-        assert bench.engine.load().running == 0
-        await bench.run(sequence("b", [9, 9], max_tokens=2))
-        assert len(bench.ids("a")) == had
-        executor = bench.llm._executor
-        await bench.until(lambda: not executor._running)
-        assert executor._ranks[0].used == 0
-
-
-@versions
-@pytest.mark.parametrize(
-    ("guided", "fits"),
-    [
-        ({"choice": ["yes", 'no "really"']}, lambda text: text in ("yes", 'no "really"')),
-        ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
-        ({"json": {"type": "integer"}}, lambda text: isinstance(int(text), int)),
-        ({"json_object": True}, lambda text: text.startswith("{")),
-        ({"grammar": 'root ::= "left" | "right"'}, lambda text: text in ("left", "right")),
-    ],
-)
-async def test_structured_output_of_every_kind_fits(version: str, guided: dict[str, Any], fits: Any) -> None:
-    async with running(version=version) as bench:
-        await bench.run(sequence("a", max_tokens=200, guided=guided))
-        table = token_table(bench.info.tokenizer_dir)
-        text = b"".join(table.token_bytes(token) for token in bench.ids("a") if token != 2).decode()
-        assert bench.last("a").finish == "stop"
-        assert fits(text)
 
 
 async def test_biases_and_named_logits_processors_change_the_tokens() -> None:
@@ -155,25 +99,6 @@ async def test_a_request_that_fails_is_given_up_alone(version: str) -> None:
         assert (fault.code, fault.retriable, len(bench.ids("a"))) == ("engine_error", True, 3)
         assert bench.last("short").finish == "length"
         await bench.engine.healthy()
-
-
-@versions
-async def test_an_engine_that_dies_says_so_and_its_sequences_get_nothing(version: str) -> None:
-    async with running(version=version, options={"timing": "cpu-small"}) as bench:
-        await bench.engine.submit(sequence("a", max_tokens=4000))
-        await bench.until(lambda: bool(bench.ids("a")))
-        bench.llm._executor.die("an MPI process is gone")
-        reason = await asyncio.wait_for(bench.engine.died(), 5)
-        assert "has shut down" in reason
-        had = len(bench.outputs("a"))
-        with pytest.raises(EngineDead):
-            await bench.engine.submit(sequence("b"))
-        with pytest.raises(EngineDead):
-            await bench.engine.healthy()
-        await asyncio.sleep(0.05)
-        assert len(bench.outputs("a")) == had
-        assert bench.last("a").fault is None
-        assert bench.engine.blamed() == frozenset()
 
 
 async def test_a_start_that_fails_says_why() -> None:

@@ -26,29 +26,6 @@ from tests.unit.workers.trtllm.engine_bench import (
 
 
 @versions
-async def test_cached_blocks_are_told_and_found_again(version: str) -> None:
-    async with running(version=version) as bench:
-        await bench.run(sequence("a", max_tokens=4))
-        view = CacheView()
-        await follow(bench, view, lambda view: len(view.held) >= 2)
-        assert sorted(view.tier("device")) == [tuple(PROMPT[:32]), tuple(PROMPT[32:64])]  # the partial block is not told
-        await bench.run(sequence("b", max_tokens=2))
-        assert bench.outputs("b")[0].cached_tokens == 64
-        assert await bench.engine.replay_kv(0)
-
-
-@versions
-async def test_a_cache_salt_keeps_blocks_apart(version: str) -> None:
-    async with running(version=version) as bench:
-        await bench.run(sequence("a", max_tokens=1, cache_salt="one"))
-        await bench.run(sequence("b", max_tokens=1, cache_salt="two"))
-        await bench.run(sequence("c", max_tokens=1, cache_salt="one"))
-        assert [bench.outputs(name)[0].cached_tokens for name in "abc"] == [0, 0, 64]
-        if version == stand_in.V1_3:  # 1.2 does not tell salts
-            await bench.until(lambda: {event.salt for event in inventory(bench)} == {"one", "two"})
-
-
-@versions
 async def test_salted_blocks_are_never_found_by_others_and_seem_so_to_readers_in_1_2_alone(version: str) -> None:
     """1.2 tells no salts, so readers take salted blocks for those of plain prompts: a guess that is wrong, not an answer."""
     async with running(version=version) as bench:
@@ -103,22 +80,6 @@ async def test_without_a_prefix_cache_there_are_no_events() -> None:
         assert bench.info.blocks == 100
         with pytest.raises(UnsupportedByEngine):
             bench.engine.kv_events()
-
-
-@versions
-async def test_the_load_is_what_the_statistics_say(version: str) -> None:
-    async with running(version=version, options={"timing": "cpu-small"}, max_batch_size=2) as bench:
-        for n in range(5):
-            await bench.engine.submit(sequence(f"s{n}", [n + 1] * 40, max_tokens=400))
-        await bench.until(lambda: bench.engine.load().running == 2)
-        load = bench.engine.load()
-        assert (load.waiting, load.blocks_total) == (3, 512)
-        assert load.queued_prefill_tokens == 3 * 40
-        await bench.until(lambda: bench.engine.load().step_decodes == 2)
-        assert bench.engine.load().step_s > 0.0
-        assert bench.engine.load().blocks_used >= 2
-        await bench.engine.abort([f"s{n}" for n in range(5)])
-        assert (bench.engine.load().running, bench.engine.load().queued_prefill_tokens) == (0, 0)
 
 
 SIZE = 4

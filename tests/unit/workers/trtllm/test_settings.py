@@ -79,17 +79,3 @@ async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_to
             assert (tuple(range(900, 932)) in view.tier("device")) == (rank == 1)
         with pytest.raises(RequestInvalid, match="ranks 0 to 1"):
             await bench.engine.submit(sequence("x", extra={"attention_dp_rank": 2}))
-
-
-async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_priorities() -> None:
-    async with running(options={"timing": "cpu-small"}, max_batch_size=1) as bench:
-        assert bench.engine.capabilities.priority
-        await bench.engine.submit(sequence("running", max_tokens=3))
-        await bench.until(lambda: bool(bench.ids("running")))
-        for name, priority in (("late", 5), ("soon", -5)):
-            await bench.engine.submit(sequence(name, max_tokens=1, priority=priority))
-        await bench.until(lambda: bench.ended("late") and bench.ended("soon"))
-        order = [output.id for call in bench.calls for output in call]
-        assert order.index("soon") < order.index("late")
-    async with running(version=stand_in.V1_2) as bench:
-        assert not bench.engine.capabilities.priority
