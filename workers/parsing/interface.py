@@ -252,26 +252,29 @@ class ParsedAnswer:
 Outcome = Literal["same", "completed", "differs"]
 
 
-def completion(streamed: OutputParts, whole: Callable[[], OutputParts], **about: Any) -> list[Part]:
+def completion(
+    streamed: OutputParts, whole: Callable[[], OutputParts], *, parser: str | None, request_id: str | None = None
+) -> list[Part]:
     """Return the parts that complete a streamed answer to the one that is parsed as a whole, and count the outcome.
 
-    `about` goes to the log where the two contradict each other or the whole cannot be parsed: the client has its answer then.
+    Where the two contradict each other or the whole cannot be parsed, a line of log says so: the client has its answer then.
     """
     try:
         found = whole()
     except Exception as error:
         metrics.PARSED.labels("differs").inc()
-        log.warning("parser.whole_failed", error=repr(error), **about)
+        log.warning("parser.whole_failed", request_id=request_id, error=repr(error))
         return []
     outcome, missing = reconcile(streamed, found)
     metrics.PARSED.labels(outcome).inc()
     if outcome == "differs":
         log.info(
             "parser.streamed_differs",
+            request_id=request_id,
+            parser=parser,
             calls=[len(streamed.calls), len(found.calls)],
             content=[len(streamed.content), len(found.content)],
             reasoning=[len(streamed.reasoning), len(found.reasoning)],
-            **about,
         )
     return missing
 

@@ -166,7 +166,7 @@ class ParserFamily(Protocol):
 
 
 class EngineParserFamily:
-    """What the parsers of engines have in common: the model's own files, vLLM's names, and the trial of a parser."""
+    """The common part of the families of engines: the model's own files, the names of vLLM, and the trial of a parser."""
 
     ENGINE: ClassVar[str]
 

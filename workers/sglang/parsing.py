@@ -222,7 +222,7 @@ class ToolStage:
         return self._parts(*self._parser.parse_stream_chunk(text))
 
     def finish(self) -> list[Part]:
-        return self._parts(*self._parser.parse_stream_end()) + completion(self._said, self._whole)
+        return self._parts(*self._parser.parse_stream_end()) + completion(self._said, self._whole, parser=self._family.name)
 
     def _parts(self, content: str, calls: Sequence[Any]) -> list[Part]:
         parts = [Part("content", content)] if content else []

@@ -174,10 +174,9 @@ class AnswerReader:
 
     def _completed(self, whole: Callable[[], OutputParts]) -> list[Part]:
         """Return the parts that complete the streamed answer to the whole one."""
-        about = {"request_id": self._request_id, "parser": type(self._parser).__name__}
+        missing = completion(self._said, whole, parser=type(self._parser).__name__, request_id=self._request_id)
         parts = [
-            msgspec.structs.replace(part, id=self._identity(part.index, part.id)) if part.name else part
-            for part in completion(self._said, whole, **about)
+            msgspec.structs.replace(part, id=self._identity(part.index, part.id)) if part.name else part for part in missing
         ]
         self._said.add(parts)
         self.called = self.called or bool(self._said.calls)

@@ -42,6 +42,8 @@ def call(index: int, name: str | None, parameters: str) -> Any:
 class Tools:
     """A stand-in for SGLang's tool parser: streamed it forgets the end of the arguments."""
 
+    name = "stand-in"
+
     def fresh(self) -> Tools:
         return self
 
