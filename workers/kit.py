@@ -145,8 +145,12 @@ class EngineBase:
         if self._death is not None:
             raise EngineDead(self._death)
 
-    async def healthy(self) -> None:
+    def _alive(self) -> Any:
+        """Return the parts of the running engine that calls need. Raises EngineDead if it is not running."""
         self.check_alive()
+
+    async def healthy(self) -> None:
+        self._alive()
 
     async def died(self) -> str:
         while self._death is None:
@@ -168,7 +172,7 @@ class EngineBase:
         return kept
 
     def _events_of(self, rank: int) -> Any:
-        self.check_alive()
+        self._alive()
         if self._kv is None:
             raise UnsupportedByEngine(f"this {self.NAME} was started without KV events")
         return self._kv[rank]
@@ -184,10 +188,10 @@ class EngineBase:
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         """Do nothing: no blocks are on offer."""
-        self.check_alive()
+        self._alive()
 
     async def set_role(self, role: Role) -> None:
-        self.check_alive()
+        self._alive()
         roles = self.capabilities.roles
         if role not in roles:
             able = ", ".join(sorted(roles))
@@ -197,7 +201,7 @@ class EngineBase:
         raise UnsupportedByEngine(f"{self.NAME} makes no vectors here")
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.check_alive()
+        self._alive()
         known = ", ".join(sorted(self.capabilities.operations)) or "none"
         raise UnsupportedByEngine(f"{self.NAME} as it was started has no operation {op!r}; it has: {known}")
 

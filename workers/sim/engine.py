@@ -331,9 +331,6 @@ class SimEngine(EngineBase):
             self._member.leave()
         return first
 
-    def check_alive(self) -> None:
-        self._alive()
-
     def _alive(self) -> SimScheduler:
         if self._death is not None:
             raise EngineDead(f"the simulator is dead: {self._death}")
