@@ -135,7 +135,7 @@ async def test_a_wrong_name_stops_the_worker_before_its_engine_starts(
         raise AssertionError("the engine was started")
 
     monkeypatch.setattr(workers_main, "_start", never)
-    with pytest.raises(EngineStartFailed, match=r"no tool parser 'hermse' .*known: auto, none, hermes"):
+    with pytest.raises(EngineStartFailed, match=r"no tool parser 'hermse'; close to it: hermes; known: auto, none, hermes"):
         async with working(connection, subjects, nats_server.url, monkeypatch, "w1", tool_parser="hermse"):
             pass
 
