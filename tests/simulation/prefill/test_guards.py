@@ -125,16 +125,16 @@ def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> N
 
 # In which deployment, and the first seed that shows it: only a saving of time, see `guard_search.py`.
 WHERE: dict[Guard, tuple[str, int]] = {
-    parameters_are_confirmed_before_they_are_used: ("params", 286),
-    a_prefill_worker_is_probed: ("params", 0),
+    parameters_are_confirmed_before_they_are_used: ("params", 374),
+    a_prefill_worker_is_probed: ("params", 2),
     nobody_waits_for_ever_to_be_taken: ("nobody takes it", 1),
     nobody_waits_for_ever_for_a_transfer: ("params", 10),
-    a_job_that_nobody_waits_for_is_stale: ("kept for ever", 19),
-    a_drop_that_got_lost_is_noticed: ("kept for ever", 15),
+    a_job_that_nobody_waits_for_is_stale: ("kept for ever", 35),
+    a_drop_that_got_lost_is_noticed: ("kept for ever", 18),
     the_dead_want_nothing: ("kept for ever", 91),
-    who_leaves_keeps_what_it_has_promised: ("roles", 514),
+    who_leaves_keeps_what_it_has_promised: ("roles", 585),
     a_promise_outlives_the_lease_of_whom_it_was_made_to: ("long prompts", 531),
-    a_stopped_run_gives_its_hand_over_up: ("roles", 13),
+    a_stopped_run_gives_its_hand_over_up: ("roles", 21),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 25),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 486),
 }
