@@ -71,9 +71,9 @@ test-system: layer-test ## documented commands, simulations in virtual time, pro
 test-faults: layer-test ## tests that kill what runs
 	$(PYTEST) $(IN_FILES) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults tests/integration
 test-served: $(ENGINES) ## tests with a real engine, but for the longest
-	$(PYTEST) -n 2 --dist loadgroup -m 'engine and not long_engine' tests/engines
+	$(PYTEST) $(IN_FILES) 2 -m 'engine and not long_engine' tests/engines
 test-engines: $(ENGINES) ## all tests with a real engine
-	$(PYTEST) -n 2 --dist loadgroup -m engine tests/engines
+	$(PYTEST) $(IN_FILES) 2 -m engine tests/engines
 test-fast: layer-test ## the unit tests that are soon over, with a fifth of their examples, and those of the documentation (a minute)
 	$(PYTEST) $(FAST) $(if $(findstring tests/,$(ARGS)),,$(IN_FILES) 2 tests/unit tests/docs)
 test-pythons: layer-uv ## the fast unit tests on each other Python 3.11 to 3.13 that is here, without an engine (minutes)

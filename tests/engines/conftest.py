@@ -41,15 +41,9 @@ def chat(question: str) -> str:
     )
 
 
-# One engine in the tests' own process serves all of these.
-SHARED = dict.fromkeys(("test_vllm.py", "test_vllm_kv_events.py", "test_parsers_engine.py", "test_vllm_contract.py"), "bench")
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """`make` runs this folder for its mark alone; what shares an engine runs in one process (`--dist loadgroup`)."""
+    """`make` runs this folder for its mark alone: nothing in it may be without."""
     item.add_marker("engine")
-    first = item.path.relative_to(Path(__file__).parent).parts[0]
-    item.add_marker(pytest.mark.xdist_group(SHARED.get(first, first)))
 
 
 @pytest.fixture(scope="session")
