@@ -11,26 +11,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found]
-
-with atheris.instrument_imports(include=["headrace"]):
-    from tests.fuzz.targets import TARGETS
+CORPUS = Path(__file__).parent / "corpus"
 
 
 def main() -> None:
     if len(sys.argv) < 2:
         every_target()
         return
+    import atheris  # type: ignore[import-not-found]
+
+    with atheris.instrument_imports(include=["headrace"]):
+        from tests.fuzz.targets import TARGETS
     if sys.argv[1] not in TARGETS:
         sys.exit(f"usage: python -m tests.fuzz [TARGET [libFuzzer options]]; targets: {', '.join(TARGETS)}")
     target = TARGETS[sys.argv.pop(1)]
-    corpus = Path(__file__).parent / "corpus" / target.__name__
-    atheris.Setup([*sys.argv, str(corpus)], target)
+    atheris.Setup([*sys.argv, str(CORPUS / target.__name__)], target)
     atheris.Fuzz()
 
 
 def every_target() -> None:
-    for name in TARGETS:
+    for name in sorted(corpus.name for corpus in CORPUS.iterdir()):
         with tempfile.TemporaryDirectory() as found:
             limits = (f"-max_total_time={os.environ.get('FUZZ_S') or 5}", "-artifact_prefix=.venv/fuzz/found-")
             command = [sys.executable, "-m", "tests.fuzz", name, found, *limits]

@@ -27,3 +27,8 @@ def test_no_earlier_makefile_asked_for_more() -> None:
 
 def test_the_highest_floor_of_a_history_is_found() -> None:
     assert highest("-COVERAGE_FLOOR := 80\n+COVERAGE_FLOOR := 76\n@@\n+COVERAGE_FLOOR := 79\n") == 79
+
+
+def test_ci_runs_all_tests_and_so_compares_the_floor() -> None:
+    """With ARGS, which may leave tests out, `make test-unit` does not."""
+    assert "ARGS=" not in (ROOT / ".ci" / "run").read_text()
