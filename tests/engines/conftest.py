@@ -1,4 +1,4 @@
-"""One real vLLM engine for the tests of this folder that need no other, in float32."""
+"""A real vLLM engine in float32 for the tests of a file that need no other, and what real engines answer by themselves."""
 
 from __future__ import annotations
 
@@ -158,9 +158,12 @@ class Bench:
         return [token for output in outputs for token in output.ids]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def bench(model_dir: Path, direct: list[list[int]]) -> AsyncIterator[Bench]:
-    """Depends on `direct` only so that the two engines are not up at the same time."""
+    """Of one file, so that no idle engine keeps its memory while others start.
+
+    Depends on `direct` only so that the two engines are not up at the same time.
+    """
     bench = Bench()
     async with asyncio.timeout(180):
         bench.info = await bench.engine.start(EngineConfig(model=str(model_dir), served_name="smollm2", args=ARGS), bench.sink)

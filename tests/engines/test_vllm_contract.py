@@ -90,7 +90,7 @@ async def rich(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 
 class TestPlain(GeneratingContract, OptionsContract, CachingContract, GeneratingOperationsContract, HealthContract):
-    """The engine that other files share, which declares less."""
+    """An engine as it starts by default, which declares less."""
 
     @pytest.fixture
     def subject(self, plain: Subject) -> Subject:

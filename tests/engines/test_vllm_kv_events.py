@@ -57,7 +57,7 @@ async def reading(bench: Bench) -> AsyncIterator[Reader]:
         await asyncio.wait([task])
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def reader(bench: Bench) -> AsyncIterator[Reader]:
     async with reading(bench) as made:
         yield made
