@@ -1,8 +1,12 @@
-"""A thousand workers that are drained while they serve, one after the other and several at once, with the real sessions."""
+"""Hundreds of workers that are drained while they serve, one after the other and several at once, with the real sessions.
+
+HEADRACE_SEEDS: how many runs, of 60 drains each; with 23 it is a thousand.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -19,15 +23,14 @@ from tests.simulation.virtual.world import World
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 
-SCALE_DOWNS = 1000
+SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
 WORKERS = 6
 REQUESTS = 40
 DRAINS = 60  # in each play
 LASTS_S = 45.0
-MOST_PLAYS = 40
 
 
-def test_no_request_fails_over_a_thousand_scale_downs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_fails_over_hundreds_of_scale_downs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: whoever is drained finishes within its grace period or hands over, and every request is answered in full.
 
     None is refused either: while all workers leave at once, requests wait for the next one.
@@ -50,7 +53,7 @@ def test_no_request_fails_over_a_thousand_scale_downs(monkeypatch: pytest.Monkey
     )
     made = scenario("scale-downs", shape, faults=0, config=CALM)
     answered = moved = 0
-    for seed in range(MOST_PLAYS):
+    for seed in range(SEEDS):
         built: list[Deployment] = []
 
         def build(world: World, into: list[Deployment] = built) -> Deployment:
@@ -67,8 +70,6 @@ def test_no_request_fails_over_a_thousand_scale_downs(monkeypatch: pytest.Monkey
         assert [request.outcome for request in requests] == ["answered"] * REQUESTS
         answered += len(requests)
         moved += len(built[0].runs) - len(requests)
-        if len(begun) >= SCALE_DOWNS:
-            break
     print(f"{len(begun)} scale-downs, {answered} requests answered, {moved} moves to another worker")
-    assert len(begun) >= SCALE_DOWNS
-    assert moved >= SCALE_DOWNS // 10, "most who left had nothing to hand over"
+    assert len(begun) >= SEEDS * DRAINS // 2, "most who should have left had left already"
+    assert moved >= len(begun) // 10, "most who left had nothing to hand over"

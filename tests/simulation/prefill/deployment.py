@@ -27,7 +27,7 @@ from headrace.workers.runtime.prefill_side import Clocks, PrefillSide, PrefixLen
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
-from tests.simulation.prefill.engine import LEASE_S, Cluster, ScriptedEngine, token
+from tests.simulation.prefill.engine import LEASE_S, TRANSFER_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol.requests import CARD, POOL
 from tests.simulation.protocol.shape import SUBJECTS, TIMING
 from tests.simulation.virtual.machine import Machine
@@ -50,6 +50,7 @@ class Shape:
     max_tokens: tuple[int, ...] = (1, 8, 30)
     budget: int = 800
     lease_s: float = LEASE_S
+    transfer_s: float = TRANSFER_S
     first_s: float = 0.0  # no request comes before
     deaf: bool = False  # prefill workers take nothing
 
@@ -93,6 +94,7 @@ class Deployment:
 
     def build(self) -> Deployment:
         world = self.world
+        self.cluster.transfer_s = self.shape.transfer_s
         world.server.install(Topology(subjects=SUBJECTS))
         for i in range(self.shape.prefill):
             world.process(f"P{i}", lambda machine: self.work(machine, "prefill"), restart=True, restart_on_exit=True)

@@ -40,6 +40,7 @@ class Cluster:
     local: int = 0
     breaks: int = 0  # how many of the next transfers fail
     stalls: int = 0  # … or never end
+    transfer_s: float = TRANSFER_S
 
     def reach(self, address: str) -> ScriptedEngine | None:
         engine = self.engines.get(address)
@@ -151,7 +152,7 @@ class ScriptedEngine:
             try:
                 async with asyncio.timeout(ROOM_S):
                     await self.rooms[room].wait()
-                await asyncio.sleep(TRANSFER_S)
+                await asyncio.sleep(self.cluster.transfer_s)
             except TimeoutError:
                 self.sink([Output(sequence.id, [], fault=Fault("transfer_failed", "nobody came", retriable=True))])
                 return
@@ -170,7 +171,7 @@ class ScriptedEngine:
         if peer is None:
             await asyncio.sleep(HANDSHAKE_S)
             return "no answer"
-        await asyncio.sleep(TRANSFER_S)
+        await asyncio.sleep(self.cluster.transfer_s)
         if self.cluster.breaks:
             self.cluster.breaks -= 1
             return "broken"
@@ -193,7 +194,7 @@ class ScriptedEngine:
         try:
             async with asyncio.timeout(ROOM_S):
                 while not self.met[handover.room]:
-                    await asyncio.sleep(TRANSFER_S)
+                    await asyncio.sleep(self.cluster.transfer_s)
         except TimeoutError:
             return "nothing was written"
         finally:

@@ -133,7 +133,7 @@ WHERE: dict[Guard, tuple[str, int]] = {
     a_drop_that_got_lost_is_noticed: ("kept for ever", 18),
     the_dead_want_nothing: ("kept for ever", 91),
     who_leaves_keeps_what_it_has_promised: ("roles", 585),
-    a_promise_outlives_the_lease_of_whom_it_was_made_to: ("long prompts", 907),
+    a_promise_outlives_the_lease_of_whom_it_was_made_to: ("slow transfers", 6),
     a_stopped_run_gives_its_hand_over_up: ("roles", 21),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 25),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 486),

@@ -22,12 +22,19 @@ def never_full(subject: str) -> bool:
     return ".prefill." not in subject
 
 
-def scenario(name: str, shape: Shape, *, config: SimConfig | None = None, **options: object) -> Scenario:
+def scenario(
+    name: str,
+    shape: Shape,
+    *,
+    config: SimConfig | None = None,
+    victims: tuple[str, ...] = ("P0", "P1", "W0", "W1", "J0"),
+    **options: object,
+) -> Scenario:
     return Scenario(
         name=name,
         build=lambda world: Deployment(world, shape).build(),
         config=config or SimConfig(),
-        victims=("P0", "P1", "W0", "W1", "J0"),
+        victims=victims,
         horizon_s=6.0,
         until_s=90.0,
         **options,  # type: ignore[arg-type]
@@ -43,6 +50,7 @@ SCENARIOS = {
     "no dedupe": scenario("no dedupe", Shape(), kinds=KINDS, config=SimConfig(dedupe=False, noise=0.1)),
     "nobody takes it": scenario("nobody takes it", Shape(prefill=1, deaf=True), kinds=KINDS),
     "kept for ever": scenario("kept for ever", Shape(lease_s=10_000.0), kinds=(*KINDS, "crash", "cancel")),
+    "slow transfers": scenario("slow transfers", Shape(lengths=(200,), transfer_s=1.5), kinds=("cut",), victims=("W0", "W1")),
     "roles": scenario("roles", Shape(requests=8), kinds=("role", "role", "drain", "crash"), faults=6),
 }
 LEAVES_WHAT_IT_PROMISED = (("roles", 103), ("roles", 205), ("long prompts", 3356))
