@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.ledger import Outcome
 from tests.faults.support.scene import NAMES, Scene, deployed
+from tests.support.machine_faults import fill, small_disk_at
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -188,13 +188,11 @@ async def test_without_jetstream_or_room_for_it_nothing_is_taken_until_there_is_
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes. Only who may mount has one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True, check=False)
-    if mount.returncode:
+    try:
+        with small_disk_at(tmp_path / "disk", 24 << 20) as place:
+            yield place
+    except PermissionError:
         pytest.skip("mounting is not permitted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.mark.usefixtures("a_minute")
@@ -209,7 +207,7 @@ async def test_a_full_disk_turns_requests_away_and_is_over_when_the_server_has_r
         stream = scene.begin(scene.question(200))
         await asyncio.wait_for(stream.began.wait(), 60)
         ballast = small_disk / "ballast"
-        await asyncio.to_thread(_fill, ballast)
+        await asyncio.to_thread(fill, ballast)
         await refused(scene, prompt=8000)  # the first to find out: the rest of a page takes a small one
         await scene.until("the reason is told", lambda: scene.not_ready("does not store"))
         await refused(scene)
@@ -220,15 +218,6 @@ async def test_a_full_disk_turns_requests_away_and_is_over_when_the_server_has_r
         await scene.serves()
         assert scene.pids() == pids, "somebody was started again"
         await scene.at_rest()
-
-
-def _fill(file: Path) -> None:
-    with file.open("wb", buffering=0) as ballast:
-        try:
-            while True:
-                ballast.write(bytes(65536))
-        except OSError:
-            return
 
 
 def test_streams_go_on_after_a_broker_was_away_for_a_minute(a_minute: Aside) -> None:

@@ -14,16 +14,29 @@ from pathlib import Path
 
 @contextmanager
 def small_disk_at(place: Path, size: int) -> Iterator[Path]:
-    """Mount a file system of `size` bytes at a folder that is made. Raises PermissionError for who may not mount."""
+    """Mount a file system of `size` bytes at a folder that is made. Raises PermissionError for who may not mount.
+
+    A shell outside this process's group holds it, and unmounts it when its input ends: also if this process is killed.
+    """
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-    mount = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mount.returncode:
-        raise PermissionError(f"cannot mount a file system at {place}: {mount.stderr.strip()}")
+    script = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && echo mounted && { read -r _; umount --lazy "$2"; }'
+    shell = subprocess.Popen(
+        ["sh", "-c", script, "sh", str(size), str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert shell.stdout is not None
     try:
+        if not shell.stdout.readline():
+            raise PermissionError(f"cannot mount a file system at {place}: {shell.communicate()[1].strip()}")
         yield place
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        shell.communicate()
+    if shell.returncode:
+        raise OSError(f"{place} was not unmounted")
 
 
 def fill(file: Path) -> None:
