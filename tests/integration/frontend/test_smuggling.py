@@ -16,6 +16,7 @@ from tests.support.smuggling_vectors import BODY, FAMILIES, Vector, chunked, hea
 NEXT = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 ANSWER = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 MANY = 20  # connections at a time
+FEWER = 8  # byte by byte, one of so many is sent: they differ in a byte, and the parser has to go on after each
 
 
 async def whole(vector: Vector, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -72,6 +73,9 @@ def fits(vector: Vector, seen: tuple[int, ...]) -> bool:
 async def test_nothing_is_smuggled_past_a_request(family: str, way: str) -> None:
     wrong: dict[str, tuple[int, ...]] = {}
     gate = asyncio.Semaphore(MANY)
+    vectors = FAMILIES[family]
+    if way == "in bytes" and len(vectors) > 10 * FEWER:
+        vectors = vectors[::FEWER]
     async with running(body_timeout_s=5) as server:
 
         async def attempt(vector: Vector) -> None:
@@ -81,10 +85,10 @@ async def test_nothing_is_smuggled_past_a_request(family: str, way: str) -> None
                 wrong[vector.name] = seen
 
         async with asyncio.TaskGroup() as group:
-            for vector in FAMILIES[family]:
+            for vector in vectors:
                 group.create_task(attempt(vector))
         assert not wrong
-        asked = sum(vector.statuses.count(200) for vector in FAMILIES[family] if BODY in vector.raw or b"1\r\n{" in vector.raw)
+        asked = sum(vector.statuses.count(200) for vector in vectors if BODY in vector.raw or b"1\r\n{" in vector.raw)
         assert len(server.ingress.jobs) <= asked, "a request ran that was not sent"
         await server.alive()
 

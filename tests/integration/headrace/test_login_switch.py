@@ -50,7 +50,7 @@ def test_keys_files_answers_and_results_are_kept_when_logins_are_turned_on_and_o
         with connect(options=data_folder) as hr:
             body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
             result = hr.ask(body, id="one", priority="std", timeout_s=TIMEOUT_S).text
-    for flags, moved in ((ONE, []), (WITH, [True]), (ONE, [False]), (WITHOUT, [])):
+    for flags, moved in ((ONE, []), (WITH, [True]), (WITHOUT, [False])):
         with started(tmp_path, *flags) as up:
             assert [event["logins"] for event in up.events("nats.streams_moved")] == moved
             with client(up, "another") as stranger, pytest.raises(AuthenticationError):

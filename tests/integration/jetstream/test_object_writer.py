@@ -135,8 +135,8 @@ async def test_a_sweep_asks_the_leader_before_it_removes(
 
 
 @pytest.mark.slow
-async def test_two_hundred_megabytes_pass_in_bounded_memory(files: ObjectStore) -> None:
-    size, piece = 200 * 1024 * 1024, bytes(64 * 1024)
+async def test_forty_megabytes_pass_in_bounded_memory(files: ObjectStore) -> None:
+    size, piece = 40 * 1024 * 1024, bytes(64 * 1024)
     tracemalloc.start()
     try:
         async with files.writer("large") as writer:

@@ -3,9 +3,6 @@
 import asyncio
 import time
 
-import nats
-import nats.js.api
-import nats.js.errors
 import pytest
 
 from headrace.jetstream.client import Connection
@@ -42,16 +39,6 @@ async def test_a_stored_message_is_acknowledged_with_its_place(connection: Conne
     stored = await connection.get_message(first.stream, 1)
     assert stored is not None
     assert stored.headers == {"Hr-Attempt": "2", "Nats-Msg-Id": "a", "Nats-TTL": "4"}  # trap 6: rounded up, never to 0
-
-
-async def test_the_plain_client_rounds_a_short_ttl_down_to_a_refusal(
-    nats_server: EmbeddedServer, connection: Connection, subjects: Subjects
-) -> None:
-    plain = await nats.connect(nats_server.url)
-    with pytest.raises(nats.js.errors.APIError):
-        await plain.jetstream().publish(subjects.work("p", "w"), b"", msg_ttl=0.5)
-    await plain.close()
-    await connection.publish(subjects.work("p", "w"), b"", ttl_s=0.5)
 
 
 async def test_many_publishes_in_flight_each_get_their_own_answer(connection: Connection, subjects: Subjects) -> None:
@@ -227,21 +214,6 @@ async def test_a_publish_that_hears_nothing_ends_in_time_as_unknown(
     finally:
         own_server.resume()
     assert (await connection.publish(subjects.work("p", "w"), b"", msg_id="m")).duplicate
-
-
-async def test_the_plain_clients_future_has_no_timeout(
-    own_server: EmbeddedServer, connect: Connect, subjects: Subjects
-) -> None:
-    """Trap 3, as it is: what our publish must not be built on."""
-    await connect(own_server, topology=Topology(subjects))
-    plain = await nats.connect(own_server.url)
-    own_server.pause()
-    future = await plain.jetstream().publish_async(subjects.work("p", "w"), b"")
-    done, _ = await asyncio.wait([future], timeout=0.2)
-    assert not done
-    own_server.resume()
-    await future
-    await plain.close()
 
 
 async def test_without_an_id_a_broken_publish_is_not_repeated(

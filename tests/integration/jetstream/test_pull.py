@@ -6,8 +6,6 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
 
-import nats
-import nats.errors
 import pytest
 
 from headrace.jetstream import wire
@@ -341,30 +339,6 @@ async def test_silence_in_spite_of_heartbeats_makes_the_loop_ask_again(
         await connection.barrier()
         await put(connection, subjects, 3)
         await until(lambda: len(got) == 3, timeout_s=1.5)
-
-
-@pytest.mark.slow
-async def test_the_plain_fetch_just_waits_through_a_restart(
-    own_server: EmbeddedServer, connect: Connect, subjects: Subjects
-) -> None:
-    """Trap 4, as it is."""
-    connection = await connect(own_server, topology=Topology(subjects))
-    await connection.ensure_consumer(work_consumer(subjects, "p", "w"))
-    plain = await nats.connect(own_server.url, error_cb=_ignore, reconnect_time_wait=0.05)
-    sub = await plain.jetstream().pull_subscribe_bind(subjects.work_consumer("w"), subjects.stream("WORK"))
-    fetching = asyncio.ensure_future(sub.fetch(1, timeout=1.2))
-    await asyncio.sleep(0.05)
-    own_server.kill()
-    await own_server.start_async()
-    await until(lambda: connection.connected and plain.is_connected)
-    await put(connection, subjects, 1)
-    with pytest.raises(nats.errors.TimeoutError):
-        await fetching
-    await plain.close()
-
-
-async def _ignore(_error: Exception) -> None:
-    pass
 
 
 def test_a_refusal_is_no_message() -> None:
