@@ -26,6 +26,8 @@ ENGINES := layer-test layer-engine layer-sglang layer-nixl layer-diffusion layer
 # A phase without a test, as options may leave one, is fine.
 PYTEST = @run() { $(BIN)/pytest "$$@" $(ARGS) || [ $$? -eq 5 ]; }; run
 IN_FILES := --dist loadfile -n
+# pytest-xdist would begin with files of many short tests, and wait in the end for one with few long ones.
+IN_ORDER := --no-loadscope-reorder $(IN_FILES)
 # Servers and kills on a shared machine: a test that fails is tried once more, and named in the summary.
 ONCE_MORE := --reruns 1 -rR
 FAST := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
@@ -66,10 +68,10 @@ test-unit: layer-test ## unit tests, and the lines and branches that they must r
 	@$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine' tests/unit $(ARGS) || [ $$? -eq 5 ]
 	@[ -n '$(ARGS)' ] || { $(BIN)/coverage combine -q && $(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR) | tail -n 1; }
 test-system: layer-test ## documented commands, simulations in virtual time, processes beside a real nats-server
-	$(PYTEST) $(IN_FILES) 2 tests/docs tests/simulation
-	$(PYTEST) $(IN_FILES) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
+	$(PYTEST) $(IN_ORDER) 2 tests/docs tests/simulation
+	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
 test-faults: layer-test ## tests that kill what runs
-	$(PYTEST) $(IN_FILES) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults tests/integration
+	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults tests/integration
 test-served: $(ENGINES) ## tests with a real engine, but for the longest
 	$(PYTEST) $(IN_FILES) 2 -m 'engine and not long_engine' tests/engines
 test-engines: $(ENGINES) ## all tests with a real engine
