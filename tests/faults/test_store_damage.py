@@ -64,7 +64,7 @@ async def damaged(folder: Path, damage: Callable[[Path], None], *, encrypt: Lite
 async def background(scene: Scene) -> str:
     """Start a response in the background and return its id."""
     body = {"model": "sim", "input": "hello", "background": True, "max_output_tokens": 180, "temperature": 0}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60.0) as client:
         answer = (await client.post(f"{url(scene)}/v1/responses", json=body)).json()
     assert answer["status"] == "queued", answer
     return str(answer["id"])
@@ -72,7 +72,7 @@ async def background(scene: Scene) -> str:
 
 async def poll(scene: Scene, response: str) -> str:
     """Return its status; a response that is not known is none."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60.0) as client:
         answer = await client.get(f"{url(scene)}/v1/responses/{response}")
     assert answer.status_code in (200, 503), (answer.status_code, answer.text)
     return str(json.loads(answer.text).get("status", "in_progress"))
