@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
 from benchmarks.planning.traffic import rates
-from headrace.planner.capacity import Capacity, Shape, Speed, Targets, aggregated_capacity, workers_for
+from headrace.planner.capacity import Speed, Targets, capacity_of, workers_for
+from headrace.planner.learning import shape_of
 from headrace.planner.observe import Observation
 from headrace.planner.plan import Action, victims
 from headrace.planner.replay import Request
-
-LONG = 0.95
-
-
-def shape_of(requests: Sequence[Request]) -> Shape:
-    """Return the shape of all requests."""
-    uncached = sorted(one.uncached for one in requests)
-    count = len(requests)
-    return Shape(
-        prompt=sum(one.prompt for one in requests) / count,
-        uncached=sum(uncached) / count,
-        output=sum(one.output for one in requests) / count,
-        long=float(uncached[min(count - 1, ceil(LONG * count) - 1)]),
-    )
 
 
 class Clairvoyant:
@@ -45,7 +31,8 @@ class Clairvoyant:
         most: int = 20,
         kept_s: float = 0.0,
     ) -> None:
-        capacity: Capacity = aggregated_capacity(speed, shape_of(requests), targets, slots=slots, kv_tokens=0)
+        shape = shape_of(((one.prompt, one.uncached) for one in requests), (one.output for one in requests))
+        capacity = capacity_of("aggregated", speed, shape, targets, slots=slots)
         self._needs = [max(1, workers_for(rate, capacity, targets, most=most)) for rate in rates(requests, step_s)]
         self._step_s, self._ahead_s = step_s, start_s + tick_s
         self._kept_s = kept_s

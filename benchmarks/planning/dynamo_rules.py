@@ -12,7 +12,7 @@ from math import ceil
 from typing import Literal
 
 from headrace.planner.capacity import Speed
-from headrace.planner.forecast import Forecaster, LastValue, LocalTrend
+from headrace.planner.forecast import Forecaster, LocalTrend, Mean
 from headrace.planner.observe import Observation, WorkerSight
 from headrace.planner.plan import Action, victims
 
@@ -31,10 +31,8 @@ class PublishedRules:
     ) -> None:
         self._speed, self._ttft_s, self._itl_s = speed, ttft_s, itl_s
         self._most, self._slots = most, slots
-        self._predictor: Forecaster = (
-            LocalTrend(level_var=1.0, trend_var=0.1, noise_var=10.0, least=5) if predictor == "kalman" else LastValue()
-        )
-        self._last = LastValue()
+        self._predictor: Forecaster = LocalTrend(level_var=1.0, trend_var=0.1) if predictor == "kalman" else Mean(1, "last")
+        self._last = Mean(1, "last")
         self._throughput_s: float | None = None  # when the last throughput step was
         self._load_s = float("-inf")
         self._started = 0

@@ -1,4 +1,4 @@
-"""Capacity of workers: learns what an engine step and a start cost, and derives requests per second within the targets.
+"""Capacity of workers: the requests per second that one takes within the targets, and the number of workers that a load needs.
 
 A worker that decodes `k` sequences at once computes prompts in the same steps. With `s` seconds for a step of `k` sequences,
 `o` tokens of output and `p` seconds for a prompt, Little's law gives the rate `k / (o·s + k·p)` at full load; the largest `k`
@@ -11,30 +11,22 @@ the load needs, and the plan says so.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, exp, isfinite
-from statistics import median
-from typing import Annotated, Any
+from math import ceil, exp
 
 import msgspec
-import numpy as np
 
-from headrace.planner.memory import Learner
-from headrace.planner.observe import ROLES, StepSight, WorkerSight
+from headrace.planner.forecast import Forecast
+from headrace.planner.observe import OutcomeSight
+from headrace.planner.plan import Reason
 
-# Learns what an engine step costs, from load reports: prefill by tokens, decode by sequences and by their context.
-#
-#     step_s ≈ base_s + prefill tokens × prefill_s + sequences × decode_s + context tokens × context_s
-#
-# Least squares over samples that fade, each divided by its own step time so that short steps count as much as long ones, with
-# a pull towards a seed that is gone after a few dozen samples. None is below zero.
-
-FADING = 0.995  # of the weight of earlier samples with each new one
-SEED_WEIGHT = 4.0  # samples
-LEAST_SAMPLES = 20  # before the curve is believed without a seed
-SWEEPS = 50
+FULL = 0.95  # of its capacity that a worker is planned to be used, whatever the targets are
+LEAST_SLACK = 0.25  # of the target that is left for waiting where the prompt takes all of it
+MOST_SEQUENCES = 4096
+ENOUGH = 0.85  # of a worker: while less is required, batch work sleeps if nothing else needs a worker
+HARDLY_ANY = 1.0  # request that is expected within the horizon: with less a pool without workers stays so
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,66 +41,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         """Return the time of a step that only decodes. `context`: tokens of each sequence."""
         return self.base_s + sequences * (self.decode_s + context * self.context_s)
 
-
-def _vector(speed: Speed) -> Any:
-    return np.array([speed.base_s, speed.prefill_s, speed.decode_s, speed.context_s], dtype=float)
-
-
-class SpeedCurve(Learner):
-    """The curve of one (model, pool, role)."""
-
-    KEPT = {"_gram": list[list[float]], "_right": list[float], "samples": Annotated[int, msgspec.Meta(ge=0)]}
-
-    def __init__(self, seed: Speed | None = None, *, fading: float = FADING) -> None:
-        """`seed`: what a profile has measured; without one the curve is not `known` before it has seen enough.
-
-        `fading`: what is left of the weight of earlier samples with each new one; 1 weighs all alike.
-        """
-        self._fading = fading
-        self._seed = _vector(seed or Speed())
-        self._seeded = seed is not None
-        self._gram = np.zeros((4, 4))
-        self._right = np.zeros(4)
-        self.samples = 0
-
-    @property
-    def known(self) -> bool:
-        """True once capacities can be derived from it."""
-        return self._seeded or self.samples >= LEAST_SAMPLES
-
-    def learn(self, step_s: float, *, prefill_tokens: float, decodes: float, context_tokens: float) -> bool:
-        """Learn from a step. Returns False for one that says nothing: no work, or no finite time."""
-        row = np.array([1.0, prefill_tokens, decodes, context_tokens], dtype=float)
-        if not isfinite(step_s) or step_s <= 0 or not np.isfinite(row).all() or (row < 0).any():
-            return False
-        if prefill_tokens + decodes <= 0:
-            return False
-        row /= step_s
-        self._gram = self._fading * self._gram + np.outer(row, row)
-        self._right = self._fading * self._right + row
-        self.samples += 1
-        return True
-
-    def speed(self) -> Speed:
-        """Return the present estimate: all coefficients finite, none negative, the first three above zero."""
-        weight = SEED_WEIGHT * max(0.0, 1.0 - self.samples / 50.0) + 0.02
-        # unknowns are factors of the seed's values
-        gram = self._gram * np.outer(self._seed, self._seed)
-        right = self._right * self._seed
-        gram = gram + weight * np.diag(np.maximum(1.0, 0.01 * np.diag(gram)))
-        right = right + weight * np.maximum(1.0, 0.01 * np.diag(self._gram * np.outer(self._seed, self._seed)))
-        found = np.ones(4)
-        for _ in range(SWEEPS):  # projected Gauss-Seidel
-            for i in range(4):
-                rest = right[i] - gram[i] @ found + gram[i, i] * found[i]
-                found[i] = max(0.0 if i == 3 else 1e-4, rest / gram[i, i])
-        base_s, prefill_s, decode_s, context_s = (float(value) for value in found * self._seed)
-        return Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=context_s)
-
-
-FULL = 0.95  # of its capacity that a worker is planned to be used, whatever the targets are
-LEAST_SLACK = 0.25  # of the target that is left for waiting where the prompt takes all of it
-MOST_SEQUENCES = 4096
+    def took_s(self, prefill: int, sequences: int, context: int) -> float:
+        """Return the time of a step. `context`: tokens of all sequences."""
+        return self.base_s + prefill * self.prefill_s + sequences * self.decode_s + context * self.context_s
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +52,9 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float = 2.0
     itl_s: float = 0.05
     miss: float = 0.01
+
+    def missed(self, ended: Iterable[OutcomeSight]) -> int:
+        return sum(one.ttft_s > self.ttft_s or one.itl_s > self.itl_s for one in ended)
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,26 +76,13 @@ class Capacity:
     reachable: bool = True
 
 
-def prefill_capacity(speed: Speed, shape: Shape, targets: Targets) -> Capacity:
-    """Return the capacity of a worker that only computes prompts."""
-    own_s = speed.base_s + shape.uncached * speed.prefill_s
-    return _within(targets, per_s=1.0 / own_s, sequences=1, long_s=speed.base_s + shape.long * speed.prefill_s)
-
-
-def decode_capacity(speed: Speed, shape: Shape, targets: Targets, *, slots: int, kv_tokens: int) -> Capacity:
-    """Return the capacity of a worker that decodes what others have prefilled."""
-    return _serving(speed, shape, targets, slots=slots, kv_tokens=kv_tokens, prompt_s=0.0, long_s=speed.base_s)
-
-
-def aggregated_capacity(speed: Speed, shape: Shape, targets: Targets, *, slots: int, kv_tokens: int) -> Capacity:
-    """Return the capacity of a worker that does both."""
-    prompt_s, long_s = shape.uncached * speed.prefill_s, speed.base_s + shape.long * speed.prefill_s
-    return _serving(speed, shape, targets, slots=slots, kv_tokens=kv_tokens, prompt_s=prompt_s, long_s=long_s)
-
-
-def _serving(
-    speed: Speed, shape: Shape, targets: Targets, *, slots: int, kv_tokens: int, prompt_s: float, long_s: float
-) -> Capacity:
+def capacity_of(role: str, speed: Speed, shape: Shape, targets: Targets, *, slots: int = 0, kv_tokens: int = 0) -> Capacity:
+    """Return the capacity of a worker: only of prompts, only of decoding what others have prefilled, or of both."""
+    prompt_s = 0.0 if role == "decode" else shape.uncached * speed.prefill_s
+    slack_s = targets.ttft_s - (speed.base_s if role == "decode" else speed.base_s + shape.long * speed.prefill_s)
+    least_s, reachable = max(slack_s, LEAST_SLACK * targets.ttft_s), slack_s > 0
+    if role == "prefill":
+        return Capacity(per_s=1.0 / (speed.base_s + prompt_s), slack_s=least_s, reachable=reachable)
     context = shape.prompt + shape.output / 2
     output = max(1.0, shape.output)
     most = max(1, min(slots or MOST_SEQUENCES, int(kv_tokens / max(1.0, context)) if kv_tokens else MOST_SEQUENCES))
@@ -165,24 +90,14 @@ def _serving(
     def rate_of(sequences: int) -> float:
         return sequences / (output * speed.step_s(sequences, context) + sequences * prompt_s)
 
-    def meets(sequences: int) -> bool:
+    def late(sequences: int) -> bool:
         share = 1.0 - min(0.99, rate_of(sequences) * prompt_s)
-        return speed.step_s(sequences, context) / share <= targets.itl_s
+        return speed.step_s(sequences, context) / share > targets.itl_s
 
-    low, high = 1, most  # more sequences never make steps shorter
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if meets(middle) else (low, middle - 1)
-    found = _within(targets, per_s=rate_of(low), sequences=low, long_s=long_s)
-    if not meets(1):
-        return Capacity(per_s=rate_of(most), sequences=most, slack_s=found.slack_s, reachable=False)
-    return found
-
-
-def _within(targets: Targets, *, per_s: float, sequences: int, long_s: float) -> Capacity:
-    slack_s = targets.ttft_s - long_s
-    least_s = LEAST_SLACK * targets.ttft_s
-    return Capacity(per_s=per_s, sequences=sequences, slack_s=max(slack_s, least_s), reachable=slack_s > 0)
+    sequences = bisect_left(range(1, most + 1), True, key=late)  # more sequences never make steps shorter
+    if not sequences:
+        sequences, reachable = most, False
+    return Capacity(per_s=rate_of(sequences), sequences=sequences, slack_s=least_s, reachable=reachable)
 
 
 def late_share(workers: int, rate: float, capacity: Capacity) -> float:
@@ -202,143 +117,72 @@ def workers_for(rate: float, capacity: Capacity, targets: Targets, *, most: int)
     if not rate > 0:
         return 0
     least = max(1, ceil(rate / (FULL * capacity.per_s)))
-    for workers in range(min(least, most), most):
-        if late_share(workers, rate, capacity) <= targets.miss:
-            return workers
-    return most
+    return next((n for n in range(least, most) if late_share(n, rate, capacity) <= targets.miss), most)
 
 
-KEPT = 20
-LOST_AFTER = 3.0  # start-up times: a start that shows nothing for so long has failed, and is supply no more
-LEAST_LOST_S = 30.0
+def batch_workers(backlog: Iterable[tuple[float, int]], *, per_s: float, start_s: float, awake: bool) -> int:
+    """Return the workers that batch work and its deadlines need: the maximum over t of B(t) / (R · (t - C)).
 
-
-class StartUps(Learner):
-    """Start-ups of the workers of a pool. Times are Unix seconds."""
-
-    KEPT = {"_took": list[float], "_asked": list[tuple[float, str]], "_known": set[str] | None}
-
-    def __init__(self, *, first_s: float) -> None:
-        """`first_s`: assumed while no start-up was seen."""
-        self._first_s = first_s
-        self._took: deque[float] = deque(maxlen=KEPT)
-        self._asked: list[tuple[float, str]] = []  # when, and for which role
-        self._known: set[str] | None = None  # workers that are there; None before the first look
-        self.lost = 0  # starts that never became a worker
-
-    @property
-    def p90_s(self) -> float:
-        """The 90 % quantile of what starting took."""
-        if not self._took:
-            return self._first_s
-        return sorted(self._took)[ceil(0.9 * len(self._took)) - 1]
-
-    def asked(self, role: str, *, at: float, count: int = 1) -> None:
-        self._asked += [(at, role)] * count
-
-    def under_way(self, role: str) -> int:
-        return sum(one[1] == role for one in self._asked)
-
-    def see(self, workers: Iterable[WorkerSight], *, at: float) -> None:
-        """Match workers to starts, and give up starts without one. Workers count, not requests for them."""
-        there = {one.worker: one for one in workers}
-        known, self._known = self._known, set(there)
-        for name, worker in there.items():
-            if known is not None and name in known:
-                continue
-            asked = next((one for one in self._asked if one[1] == worker.role), None)
-            if asked is not None:
-                self._asked.remove(asked)
-                if at > asked[0]:
-                    self._took.append(at - asked[0])
-            elif worker.start_s > 0:
-                self._took.append(worker.start_s)
-        patience_s = max(LEAST_LOST_S, LOST_AFTER * self.p90_s)
-        kept = [one for one in self._asked if at - one[0] <= patience_s]
-        self.lost += len(self._asked) - len(kept)
-        self._asked = kept
-
-
-# Fits a profile to engine steps: the seconds of a step by role, from load reports, and how well they fit.
-#
-# Unlike the curves of a running planner, which forget, a profile weighs all steps alike.
-
-NEAR = 0.2  # an error within this part of a step's time is near
-SPREAD = 4.0  # largest over smallest number of sequences from which their cost can be told from that of the step itself
-
-
-class RoleProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The speed of a role. `error`: the median error of a step, in parts of its time. `near`: the share of steps within `NEAR`.
-
-    `lacks`: what the steps did not vary in, so that a coefficient is a guess.
+    `B(t)`: requests due within `t` seconds, waiting, claimed and running ones alike; `R`: requests a second of a worker; `C`:
+    the seconds that a worker takes to start. What is due before it could counts as due right then. A pool without a worker
+    (`awake` False) sleeps until the work is worth a start.
     """
-
-    speed: Speed
-    steps: int
-    error: float
-    near: float
-    lacks: tuple[str, ...] = ()
-
-
-class SpeedProfile:
-    """The steps of one pool by role, each once."""
-
-    def __init__(self) -> None:
-        self._steps: dict[str, list[StepSight]] = {}
-        self._last: dict[str, StepSight] = {}
-
-    def note(self, role: str, worker: str, step: StepSight) -> bool:
-        """Take the step that a report of `worker` tells of. Returns False for one that is left out.
-
-        Reports tell of the last step until there is another one, so the first of a worker may be of any age.
-        """
-        if role not in ROLES or step.step_s <= 0 or step.prefill_tokens + step.decodes <= 0:
-            return False
-        before, self._last[worker] = self._last.get(worker), step
-        if before in (None, step):
-            return False
-        self._steps.setdefault(role, []).append(step)
-        return True
-
-    def count(self, role: str) -> int:
-        return len(self._steps.get(role, ()))
-
-    def roles(self) -> dict[str, RoleProfile]:
-        """Return the profile of each role that has shown enough steps."""
-        return {role: _fitted(role, steps) for role, steps in self._steps.items() if len(steps) >= LEAST_SAMPLES}
+    due, required = 0, 0.0
+    for left_s, count in sorted(backlog):
+        due += max(0, count)
+        required = max(required, due / (per_s * max(left_s - start_s, 1.0)))
+    return 0 if not awake and required < ENOUGH else ceil(required - 1e-9)
 
 
-def _fitted(role: str, steps: list[StepSight]) -> RoleProfile:
-    curve = SpeedCurve(fading=1.0)
-    for one in steps:
-        curve.learn(one.step_s, prefill_tokens=one.prefill_tokens, decodes=one.decodes, context_tokens=one.context_tokens)
-    speed = curve.speed()
-    errors = [abs(_step_s(speed, one) / one.step_s - 1) for one in steps]
-    return RoleProfile(
-        speed=speed,
-        steps=len(steps),
-        error=median(errors),
-        near=sum(error <= NEAR for error in errors) / len(errors),
-        lacks=tuple(_lacks(role, steps)),
-    )
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a pool: `rate` a second lately, `forecast`, `waiting` requests, their late waits, and batch work."""
+
+    rate: float
+    forecast: Forecast | None
+    waiting: int
+    wait_s: float | None  # 95 % quantile of the waits lately
+    backlog: tuple[tuple[float, int], ...] = ()
+    idle: bool = False  # nothing has arrived for long
+    start_s: float = 60.0
+    kept: float = 0.0  # load that workers are kept for whatever is forecast, 0 = none
 
 
-def _step_s(speed: Speed, step: StepSight) -> float:
-    return (
-        speed.base_s
-        + step.prefill_tokens * speed.prefill_s
-        + step.decodes * speed.decode_s
-        + step.context_tokens * speed.context_s
-    )
+class Need(msgspec.Struct, frozen=True):
+    workers: int
+    reason: Reason
 
 
-def _lacks(role: str, steps: list[StepSight]) -> list[str]:
-    found = []
-    prompts = [one.prefill_tokens for one in steps if one.prefill_tokens]
-    decodes = [one.decodes for one in steps if one.decodes]
-    if role != "decode" and len(prompts) < LEAST_SAMPLES:
-        found.append(f"only {len(prompts)} steps computed a prompt")
-    if role != "prefill" and (not decodes or max(decodes) < SPREAD * min(decodes)):
-        seen = f"{min(decodes)} to {max(decodes)} sequences" if decodes else "no sequence"
-        found.append(f"steps that decode had {seen}")
-    return found
+def need_of(demand: Demand, capacity: Capacity, targets: Targets, *, supply: int, ready: int, most: int) -> Need:
+    """Return the need by known speeds. `supply`: workers that serve or are on their way, `ready`: those that serve."""
+    expected = demand.forecast.value if demand.forecast is not None else demand.rate
+    high = max(demand.forecast.high if demand.forecast is not None else 0.0, demand.rate)
+    if demand.kept:
+        high = min(high, max(demand.kept, demand.rate))
+    if demand.idle and not demand.waiting and expected * demand.start_s < HARDLY_ANY:
+        needs = [Need(0, "idle")]
+    else:
+        needs = [Need(max(1, workers_for(high, capacity, targets, most=most + 1)), "forecast")]
+        needs.append(Need(workers_for(demand.kept, capacity, targets, most=most + 1), "peak_kept"))
+    batch = batch_workers(demand.backlog, per_s=capacity.per_s, start_s=demand.start_s, awake=supply > 0)
+    needs.append(Need(batch, "batch_deadline"))
+    if demand.waiting and not supply:
+        needs.insert(0, Need(1, "from_zero"))
+    if demand.waiting > max(1, ready) * capacity.per_s * capacity.slack_s:  # some of them will have waited too long
+        clear_s = max(demand.start_s, targets.ttft_s)
+        needs.append(Need(ceil((demand.rate + demand.waiting / clear_s) / (FULL * capacity.per_s)), "backlog"))
+    late = demand.wait_s is not None and demand.wait_s > capacity.slack_s
+    if late and supply == ready and needs[0].workers <= supply:
+        needs.append(Need(supply + 1, "waits_late"))
+    best = max(needs, key=lambda need: need.workers)
+    return Need(min(best.workers, most + 1), best.reason)
+
+
+def need_by_slots(demand: Demand, *, held: int, slots: int, supply: int, ready: int) -> Need:
+    """Return the need while no speed is known: one more when the workers are full, none less."""
+    if demand.waiting and not supply:
+        return Need(1, "from_zero")
+    if demand.idle and not held and not demand.waiting and not demand.backlog:
+        return Need(0, "idle")
+    if supply == ready and ready and demand.waiting and (not slots or held >= FULL * slots):
+        return Need(supply + 1, "slots_full")
+    return Need(max(1, supply), "steady")

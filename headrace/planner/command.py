@@ -36,9 +36,10 @@ from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.planner.actuators import Actuator, CommandStarter, Starter, SupervisorStarter
-from headrace.planner.capacity import LEAST_SAMPLES, RoleProfile, Speed, SpeedProfile
+from headrace.planner.capacity import Speed
 from headrace.planner.forecast import statsforecast_models
 from headrace.planner.kubernetes import KubernetesApi, KubernetesScaler
+from headrace.planner.learning import LEAST_SAMPLES, RoleProfile, SpeedProfile
 from headrace.planner.observe import step_sights
 from headrace.planner.process import DesiredPage, PlannerProcess, serve_page
 from headrace.planner.replay import Played, Request, WorldSettings, play_fixed, play_planner, read_placements, read_trace
@@ -187,8 +188,9 @@ async def _measured(messaging: Messaging, names: Subjects, wish: ProfileWish, mo
         await listening.unsubscribe()
     found = profile.roles()
     if not found:
-        counts = ", ".join(f"{profile.count(role)} of {role}" for role in sorted({one.role for one in workers.values()}))
-        raise CommandError(f"too few engine steps were reported: {counts}; {LEAST_SAMPLES} are needed. Give more --seconds")
+        counts = profile.counts()
+        told = ", ".join(f"{counts.get(role, 0)} of {role}" for role in sorted({one.role for one in workers.values()}))
+        raise CommandError(f"too few engine steps were reported: {told}; {LEAST_SAMPLES} are needed. Give more --seconds")
     return found
 
 
@@ -203,7 +205,7 @@ async def _ask(server: Target, wish: ProfileWish, profile: SpeedProfile) -> None
             timeout_s=wish.seconds + ANSWER_S,
         )
         _refuse_failures(outcome, streams, words)
-        told = ", ".join(f"{profile.count(role)} {role}" for role in ("aggregated", "prefill", "decode") if profile.count(role))
+        told = ", ".join(f"{count} {role}" for role, count in profile.counts().items())
         sys.stderr.write(f"{streams} streams, prompts of {words} words: {outcome.ok} answers; steps so far: {told or 'none'}\n")
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Any, Protocol
 
+import numpy as np
 import structlog
 
 from headrace.base.errors import SettingsError
@@ -45,23 +46,10 @@ def counted(value: float | None) -> float | None:
     return None if value is None or not isfinite(value) else max(0.0, value)
 
 
-class LastValue:
-    name = "last"
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-
-    def update(self, value: float | None) -> None:
-        self._last = self._last if value is None else value
-
-    def predict(self, steps: int) -> float | None:
-        return self._last
-
-
 class Mean:
-    """The mean of the last `window` known values."""
+    """The mean of the last `window` known values: with a window of 1 the last value."""
 
-    def __init__(self, window: int = 12, name: str = "mean") -> None:
+    def __init__(self, window: int, name: str) -> None:
         self.name = name
         self._values: deque[float] = deque(maxlen=window)
 
@@ -117,22 +105,16 @@ class Holt:
         return counted(self._level + self._trend * phi * (1 - phi ** ahead(steps)) / (1 - phi))
 
 
+NOISE_VAR = 10.0
+LEAST_SEEN = 5  # values before a trend is forecast
+
+
 class LocalTrend:
     """Kalman filter of a local linear trend; only the ratio of the variances matters for its mean."""
 
-    def __init__(
-        self,
-        *,
-        level_var: float = 0.5,
-        trend_var: float = 0.02,
-        noise_var: float = 10.0,
-        least: int = 5,
-        name: str = "trend",
-    ) -> None:
+    def __init__(self, *, level_var: float = 0.5, trend_var: float = 0.02, name: str = "trend") -> None:
         self.name = name
         self._q = level_var, trend_var
-        self._r = noise_var
-        self._least = least
         self._seen = 0
         self._level, self._slope = 0.0, 0.0
         self._p = (1e4, 0.0, 1e2)  # covariance: 00 01 11
@@ -145,7 +127,7 @@ class LocalTrend:
         self._level += self._slope
         if value is not None:
             self._seen += 1
-            gain_level, gain_slope = a / (a + self._r), b / (a + self._r)
+            gain_level, gain_slope = a / (a + NOISE_VAR), b / (a + NOISE_VAR)
             error = value - self._level
             self._level += gain_level * error
             self._slope += gain_slope * error
@@ -153,14 +135,14 @@ class LocalTrend:
         self._p = min(a, 1e6), b, min(c, 1e6)
 
     def predict(self, steps: int) -> float | None:
-        return counted(self._level + self._slope * ahead(steps)) if self._seen >= self._least else None
+        return counted(self._level + self._slope * ahead(steps)) if self._seen >= LEAST_SEEN else None
 
 
 def forecasters(season: int) -> list[Forecaster]:
     """Return a fresh model of each kind. `season`: steps of a day."""
     return [
-        LastValue(),
-        Mean(),
+        Mean(1, "last"),
+        Mean(12, "mean"),
         Mean(4, "short"),
         SameTimeYesterday(season),
         Holt(),
@@ -189,7 +171,7 @@ NORMAL_90 = 1.2816  # the 90 % quantile of a normal distribution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A forecast: the value, and bounds that hold in `confidence` of the cases each. `by`: the model; "" = nothing is known."""
+    """A forecast: the value, and bounds that hold in `confidence` of the cases each. `by`: the model."""
 
     value: float
     low: float
@@ -200,39 +182,21 @@ class Forecast:
 class ForecastBook:
     """All forecasters of one series, with their errors at one horizon."""
 
-    def __init__(
-        self,
-        *,
-        season: int,
-        horizon: int,
-        step_s: float,
-        confidence: float = 0.9,
-        models: Sequence[Forecaster] | None = None,
-    ) -> None:
-        """`horizon` and `season` are steps; `step_s` is the length of one."""
-        self._models = list(models or forecasters(season))
+    def __init__(self, models: Sequence[Forecaster], *, horizon: int, step_s: float, confidence: float = 0.9) -> None:
+        """`horizon`: steps; `step_s`: the length of one."""
+        self._models = models
         self._step_s = step_s
-        self._confidence = confidence
-        self._horizon = ahead(horizon)
-        self._errors: dict[str, deque[float]] = {one.name: deque(maxlen=KEPT_ERRORS) for one in self._models}
+        self.confidence = confidence
+        self.horizon = ahead(horizon)
+        self._errors: dict[str, deque[float]] = {one.name: deque(maxlen=KEPT_ERRORS) for one in models}
         self._due: deque[dict[str, float]] = deque()
-        self._best: str | None = None  # None until the errors are looked at again
         self.failed: dict[str, int] = {}  # forecasters that raised, and how often: seen, not hidden
 
-    @property
-    def horizon(self) -> int:
-        return self._horizon
-
-    def expect(self, confidence: float) -> None:
-        if confidence != self._confidence:
-            self._confidence = confidence
-            self._best = None
-
     def look_ahead(self, steps: int) -> None:
-        """Change the horizon. What was forecast for another one is no score for this one, and is forgotten."""
+        """Change the horizon. Forecasts for another one are no score for this one, and are forgotten."""
         steps = ahead(steps)
-        if steps != self._horizon:
-            self._horizon = steps
+        if steps != self.horizon:
+            self.horizon = steps
             self._due.clear()
 
     def recall(self, values: Sequence[float | None]) -> None:
@@ -241,64 +205,41 @@ class ForecastBook:
         while begin and known < KEPT_ERRORS:
             begin -= 1
             known += values[begin] is not None
-        begin = max(0, begin - self._horizon)
-        for value in values[:begin]:
-            for model in self._models:
-                self._teach(model, value)
-        for value in values[begin:]:
-            self.update(value)
+        for place, value in enumerate(values):
+            self.update(value, forecasting=place >= begin - self.horizon)
 
-    def _teach(self, model: Forecaster, value: float | None) -> bool:
-        try:
-            model.update(value)
-        except Exception as error:
-            self._fail(model, error)
-            return False
-        return True
-
-    def _fail(self, model: Forecaster, error: Exception) -> None:
-        if model.name not in self.failed:
-            log.warning("forecaster.failed", forecaster=model.name, error=repr(error))
-        self.failed[model.name] = self.failed.get(model.name, 0) + 1
-        self._best = None
-
-    def update(self, value: float | None) -> None:
-        """Take the next value: score what was forecast of it, teach the models, and have them forecast again."""
-        if len(self._due) >= self._horizon:
-            told = self._due.popleft()
-            if value is not None:
-                for name, guess in told.items():
+    def update(self, value: float | None, *, forecasting: bool = True) -> None:
+        """Take the next value: score the forecasts of it, teach the models, and have them forecast again."""
+        if len(self._due) >= self.horizon:
+            for name, guess in self._due.popleft().items():
+                if value is not None:
                     self._errors[name].append(sqrt(value) - sqrt(guess))
-            self._best = None
         told = {}
         for model in self._models:
-            if not self._teach(model, value):  # a model of others must not stop the planner, and is not used
-                continue
             try:
-                guess_or_none = counted(model.predict(self._horizon))
-            except Exception as error:
-                self._fail(model, error)
+                model.update(value)
+                guess_or_none = counted(model.predict(self.horizon)) if forecasting else None
+            except Exception as error:  # a model of others must not stop the planner, and is not used
+                if model.name not in self.failed:
+                    log.warning("forecaster.failed", forecaster=model.name, error=repr(error))
+                self.failed[model.name] = self.failed.get(model.name, 0) + 1
                 continue
             if guess_or_none is not None:
                 told[model.name] = guess_or_none
-        self._due.append(told)
+        if forecasting:
+            self._due.append(told)
 
     def scores(self) -> dict[str, float]:
         """Return the mean loss of each model that was scored often enough. It cannot be negative."""
         return {
-            name: _loss(errors, self._confidence)
+            name: _loss(errors, self.confidence)
             for name, errors in self._errors.items()
             if len(errors) >= LEAST_SCORED and not self.failed.get(name)
         }
 
     def best(self) -> str:
         """Return the model with the least loss. The last value stands until another one is better."""
-        if self._best is None:
-            scores = self.scores()
-            least = min(scores.values(), default=0.0)
-            last = not scores or scores.get("last", float("inf")) <= least
-            self._best = "last" if last else min(scores, key=lambda name: (scores[name], name))
-        return self._best
+        return min(self.scores().items(), key=lambda one: (one[1], one[0] != "last", one[0]), default=("last", 0.0))[0]
 
     def forecast(self) -> Forecast | None:
         """Return the forecast at the horizon, None while no value is known."""
@@ -313,8 +254,8 @@ class ForecastBook:
         if len(errors) < LEAST_SCORED:  # counts of independent arrivals: their variance is their mean
             spread = NORMAL_90 * sqrt(max(value, 1.0 / self._step_s) / self._step_s)
             return Forecast(value=value, low=max(0.0, value - spread), high=value + spread, by=name)
-        high = _moved(value, _quantile(errors, self._confidence))
-        low = _moved(value, _quantile(errors, 1.0 - self._confidence))
+        high = _moved(value, _quantile(errors, self.confidence))
+        low = _moved(value, _quantile(errors, 1.0 - self.confidence))
         return Forecast(value=value, low=min(low, value), high=max(high, value), by=name)
 
 
@@ -349,16 +290,10 @@ LEAST = 24  # and at least
 REFIT = 24  # steps for which a fitted model is applied to what has come since
 
 
-class _Model(Protocol):
-    def fit(self, y: Any) -> object: ...
-
-    def forward(self, y: Any, h: int) -> dict[str, Any]: ...
-
-
 class StatsForecastModel:
     """Model of statsforecast. A step that is not known is taken to be like the one before it: such models know no gaps."""
 
-    def __init__(self, name: str, model: _Model) -> None:
+    def __init__(self, name: str, model: Any) -> None:
         self.name = name
         self._model = model
         self._values: deque[float] = deque(maxlen=WINDOW)
@@ -374,8 +309,6 @@ class StatsForecastModel:
     def predict(self, steps: int) -> float | None:
         if len(self._values) < LEAST:
             return None
-        import numpy as np
-
         if min(self._values) == max(self._values):  # nothing to fit, and some models divide by what it varies
             return counted(self._values[-1])
         values = np.array(self._values, dtype=np.float64)
@@ -395,8 +328,3 @@ def statsforecast_models(chosen: str) -> list[Forecaster]:
     except ImportError:
         raise SettingsError("planner.forecasters needs the package statsforecast: pip install 'headrace[forecasts]'") from None
     return [StatsForecastModel(name, getattr(models, CLASSES[name])(season_length=1)) for name in names]
-
-
-def all_forecasters(own: Sequence[Forecaster], chosen: str) -> list[Forecaster]:
-    """Return our own forecasters, and with them those that a setting names: never the latter alone."""
-    return [*own, *statsforecast_models(chosen)]

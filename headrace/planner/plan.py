@@ -15,28 +15,19 @@ from headrace.planner.observe import ROLES, Observation, WorkerSight
 ROOM = 0.85  # of slots and KV blocks that the rest may be filled to
 
 
-def fits(workers: Sequence[WorkerSight], rest: int, *, waiting: int, sequences: int) -> bool:
-    """Return whether what these serving workers hold, and what waits, fits on `rest` of them.
+def most_leaving(workers: Sequence[WorkerSight], leave: int, *, waiting: int, sequences: int) -> int:
+    """Return how many of at most `leave` serving workers can go, so that all that is held and waits fits on the rest.
 
     `sequences`: those that one may decode at once within its target. Where a load is unknown, nothing may leave.
     """
     if any(one.report_age_s is None for one in workers):
-        return False
+        return 0
     held = sum(one.held for one in workers) + waiting
-    if rest <= 0:
-        return held == 0
-    limits = [min(one.slots or sequences, sequences) for one in workers]
-    if held > ROOM * rest * min(limits, default=sequences):
-        return False
-    used = [one.kv_used for one in workers if one.kv_used is not None]
-    return not used or sum(used) / rest <= ROOM
-
-
-def most_leaving(workers: Sequence[WorkerSight], leave: int, *, waiting: int, sequences: int) -> int:
-    """Return how many of at most `leave` workers can go, 0 if none."""
-    count = len(workers)
-    for gone in range(min(leave, count), 0, -1):
-        if fits(workers, count - gone, waiting=waiting, sequences=sequences):
+    limit = min((min(one.slots or sequences, sequences) for one in workers), default=sequences)
+    used = sum(one.kv_used for one in workers if one.kv_used is not None)
+    for gone in range(min(leave, len(workers)), 0, -1):
+        rest = len(workers) - gone
+        if held <= ROOM * rest * limit and used / rest <= ROOM if rest else not held:
             return gone
     return 0
 
@@ -84,26 +75,26 @@ def actions_for(observation: Observation, change: Mapping[str, int]) -> list[Act
     return [*actions, *(Action(kind="drain", role=one.role, worker=one.worker) for one in leaving)]
 
 
-Reason = Literal[
+Reason = Literal[  # where roles differ, the first of these that any of them has stands for the tick
     "workers_unknown",  # the members could not be read: nothing is decided
     "load_stale",  # too few workers have reported lately: nothing is decided
+    "over_budget",  # more are needed than all pools together may cost
+    "role_shift",  # a role has too many and another one too few
     "below_minimum",
     "from_zero",  # requests wait, and no worker is there or on its way
-    "forecast",  # more are needed when a worker that is started now can serve
-    "peak_kept",  # bursts come sooner than a worker can start: as many as the highest load of the day needs stay
+    "batch_deadline",
     "backlog",  # more are needed to clear what waits
     "waits_late",  # requests wait longer than they may, though the rates say that there are enough
     "slots_full",  # nothing is known of speeds yet, and the workers are full
-    "batch_deadline",
-    "role_shift",  # a role has too many and another one too few
-    "over_budget",  # more are needed than all pools together may cost
+    "forecast",  # more are needed when a worker that is started now can serve
+    "peak_kept",  # bursts come sooner than a worker can start: as many as the highest load of the day needs stay
     "at_maximum",  # more are needed than are allowed
-    "starting",  # those that are on their way are enough
-    "arrivals_unknown",  # what arrives now is not known: no worker may leave
-    "settling",  # fewer would do, but the last start is too young, or the need was higher a moment ago
-    "would_not_fit",  # fewer would do, but what they hold does not fit on the rest
-    "surplus",
     "idle",  # nothing has arrived for so long that none is needed
+    "surplus",
+    "would_not_fit",  # fewer would do, but what they hold does not fit on the rest
+    "arrivals_unknown",  # what arrives now is not known: no worker may leave
+    "starting",  # those that are on their way are enough
+    "settling",  # fewer would do, but the last start is too young, or the need was higher a moment ago
     "target_unreachable",  # no number of workers meets the target: the load alone decides
     "steady",
 ]
@@ -132,7 +123,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     price: float = 0.0  # of one worker for an hour, 0 = not given
     waiting: int | None = None
     confidence: float = 0.0  # quantile of the forecast that was planned for
-    detail: str = ""
 
 
 # Divides what all pools together may cost: what is there counts first, then starts in the order of the pools' priority.
@@ -144,45 +134,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 _ROUNDING = 1e-9
 
 
-class SharedBudget:
-    def __init__(self, most: float, order: Sequence[str] = ()) -> None:
-        """`most`: cost in all, 0 = unlimited. `order`: pools or models, the first one first; others come after them alike."""
-        self._most = most or inf
-        self._order = {name: place for place, name in enumerate(order)}
+def within_budget(plans: Sequence[Plan], held: Mapping[str, int], most: float, order: Sequence[str] = ()) -> list[Plan]:
+    """Return the plans, in their order, with the starts that the budget has room for.
 
-    def rank(self, plan: Plan) -> int:
-        return min(self._order.get(plan.pool, len(self._order)), self._order.get(plan.model, len(self._order)))
-
-    def divide(self, plans: Sequence[Plan], held: Mapping[str, int]) -> list[Plan]:
-        """Return the plans, in their order, with the starts that the budget has room for.
-
-        `held`: workers by pool, in any state.
-        Pools of one rank take turns, the one with the fewest starts so far first, so that none takes all.
-        """
-        left = self._most - sum(_price(plan) * held.get(plan.pool, 0) for plan in plans)
-        asked = {plan.pool: sum(action.kind == "start" for action in plan.actions) for plan in plans}
-        given = dict.fromkeys(asked, 0)
-        for rank in sorted({self.rank(plan) for plan in plans}):
-            peers = [plan for plan in plans if self.rank(plan) == rank]
-            while able := [plan for plan in peers if given[plan.pool] < asked[plan.pool] and _price(plan) <= left + _ROUNDING]:
-                chosen = min(able, key=lambda plan: (given[plan.pool], plan.pool))
-                given[chosen.pool] += 1
-                left -= _price(chosen)
-        return [_with_starts(plan, given[plan.pool]) if given[plan.pool] < asked[plan.pool] else plan for plan in plans]
-
-
-def _price(plan: Plan) -> float:
-    return plan.price if plan.price > 0 else 1.0
+    `held`: workers by pool, in any state. `most`: cost in all, 0 = unlimited. `order`: pools or models, the first one first;
+    others come after them alike. Pools of one rank take turns, the one with the fewest starts so far first, so that none
+    takes all.
+    """
+    ranks = {name: place for place, name in enumerate(order)}
+    price = {plan.pool: plan.price if plan.price > 0 else 1.0 for plan in plans}
+    rank = {plan.pool: min(ranks.get(name, len(ranks)) for name in (plan.pool, plan.model)) for plan in plans}
+    left = (most or inf) - sum(price[pool] * held.get(pool, 0) for pool in price)
+    asked = {plan.pool: sum(action.kind == "start" for action in plan.actions) for plan in plans}
+    given = dict.fromkeys(asked, 0)
+    while able := [pool for pool in asked if given[pool] < asked[pool] and price[pool] <= left + _ROUNDING]:
+        chosen = min(able, key=lambda pool: (rank[pool], given[pool], pool))
+        given[chosen] += 1
+        left -= price[chosen]
+    return [_with_starts(plan, given[plan.pool]) if given[plan.pool] < asked[plan.pool] else plan for plan in plans]
 
 
 def _with_starts(plan: Plan, starts: int) -> Plan:
     kept, desired = [], dict(plan.desired)
     for action in plan.actions:
-        if action.kind != "start":
+        if action.kind != "start" or starts > 0:
             kept.append(action)
-        elif starts > 0:
-            kept.append(action)
-            starts -= 1
+            starts -= action.kind == "start"
         else:
             desired[action.role] -= 1
     return msgspec.structs.replace(plan, reason="over_budget", actions=tuple(kept), desired=desired)

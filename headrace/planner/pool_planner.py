@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -9,65 +10,36 @@ import msgspec
 import structlog
 
 from headrace.config.options import PlannerSettings
-from headrace.planner.capacity import (
-    Capacity,
-    Speed,
-    SpeedCurve,
-    StartUps,
-    Targets,
-    aggregated_capacity,
-    decode_capacity,
-    prefill_capacity,
-)
-from headrace.planner.forecast import ForecastBook, all_forecasters, forecasters
-from headrace.planner.memory import Learner
-from headrace.planner.needs import (
-    Demand,
+from headrace.planner.capacity import Capacity, Demand, Need, Speed, Targets, capacity_of, need_by_slots, need_of
+from headrace.planner.forecast import ForecastBook, forecasters, statsforecast_models
+from headrace.planner.learning import (
     DemandSeries,
     Hysteresis,
+    Learner,
     LiveConfidence,
-    Need,
     PeakKeeper,
     RecentRequests,
-    need_by_slots,
-    need_of,
+    SpeedCurve,
+    StartUps,
 )
-from headrace.planner.observe import ROLES, Observation, WorkerSight, stale
-from headrace.planner.plan import Plan, Reason, actions_for, most_leaving
+from headrace.planner.observe import ROLES, Observation, stale
+from headrace.planner.plan import REASONS, Plan, Reason, actions_for, most_leaving
 
 RECENT_STEPS = 2  # of the series that are "lately"
 WAITS_S = 30.0  # in which waits are looked at
+VERSION = 2  # of the stored state
 
-# Which reason stands for a tick on which roles differ: the first of these that any of them has.
-_FIRST: tuple[Reason, ...] = (
-    "role_shift",
-    "below_minimum",
-    "from_zero",
-    "batch_deadline",
-    "backlog",
-    "waits_late",
-    "slots_full",
-    "forecast",
-    "peak_kept",
-    "at_maximum",
-    "idle",
-    "surplus",
-    "would_not_fit",
-    "arrivals_unknown",
-    "starting",
-    "settling",
-    "target_unreachable",
-    "steady",
-)
+log = structlog.get_logger()
 
 
 class RoleChoice(msgspec.Struct, frozen=True):
     """The number chosen for a role, and why."""
 
+    supply: int  # workers that serve or are on their way
+    need: int
+    capacity: Capacity | None
     desired: int
     reason: Reason
-    need: int
-    capacity: Capacity | None = None
 
 
 class PoolPlanner(Learner):
@@ -93,14 +65,11 @@ class PoolPlanner(Learner):
 
     def new_book(self) -> ForecastBook:
         """Return a book that has read the series so far."""
-        season = round(self.settings.season_s / self.settings.step_s)
-        book = ForecastBook(
-            season=season,
-            horizon=self.horizon,
-            step_s=self.settings.step_s,
-            confidence=self.confidence.value,
-            models=all_forecasters(forecasters(season), self.settings.forecasters),
-        )
+        models = [
+            *forecasters(round(self.settings.season_s / self.settings.step_s)),
+            *statsforecast_models(self.settings.forecasters),
+        ]
+        book = ForecastBook(models, horizon=self.horizon, step_s=self.settings.step_s, confidence=self.confidence.value)
         book.recall(list(self.series.values))
         return book
 
@@ -111,17 +80,18 @@ class PoolPlanner(Learner):
 
     def tick(self, seen: Observation) -> Plan:
         """Learn from an observation and decide. Unknown values are ignored."""
-        since_s, self.seen_s = self.seen_s, seen.at
-        self._learn(seen, since_s)
+        self._learn(seen)
         if seen.workers is None:
             return self._plan(seen, {}, "workers_unknown")
         self.starts.see(seen.workers, at=seen.at)
         if stale(seen.workers, fresh_s=self.settings.fresh_s):
             return self._plan(seen, {}, "load_stale")
         demand = self._demand(seen)
-        choices = {role: self._choose(role, seen, demand) for role in self._roles_of(seen)}
-        choices = self._within_budget(seen, choices)
-        return self._plan(seen, choices, _reason_of(seen, self, choices))
+        choices = self._at_most({role: self._choose(role, seen, demand) for role in self._roles_of(seen)})
+        changes = [choice.desired - choice.supply for choice in choices.values()]
+        if min(changes) < 0 < max(changes):
+            return self._plan(seen, choices, "role_shift")
+        return self._plan(seen, choices, min((choice.reason for choice in choices.values()), key=REASONS.index))
 
     def acted(self, plan: Plan) -> None:
         """Note that the actions of a plan were taken: starts are supply from now on, and numbers may not turn back soon."""
@@ -129,23 +99,23 @@ class PoolPlanner(Learner):
             if action.kind == "start":
                 self.starts.asked(action.role, at=plan.at)
         for role, desired in plan.desired.items():
-            self.roles[role].went(desired - plan.supply.get(role, 0), at=plan.at)
+            if desired > plan.supply.get(role, 0):
+                self.roles[role].up_s = plan.at
 
-    def supply(self, role: str, seen: Observation) -> tuple[int, int]:
-        """Return the workers of a role that serve, and those that serve or are on their way."""
-        ready = len(seen.of_role(role))
-        return ready, ready + len(seen.of_role(role, "waking")) + self.starts.under_way(role)
+    def _supply(self, role: str, seen: Observation) -> int:
+        """Return the workers of a role that serve or are on their way."""
+        return len(seen.of_role(role, "serving", "waking")) + self.starts.under_way(role)
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
-    def _learn(self, seen: Observation, since_s: float | None) -> None:
+    def _learn(self, seen: Observation) -> None:
+        since_s, self.seen_s = self.seen_s, seen.at
         self.requests.note(seen)
         self.peak.note_ended(seen.ended)
-        if self.confidence.note(seen.ended):
-            self.book.expect(self.confidence.value)
-        if seen.arrived or seen.refused or seen.waiting:
-            self.arrived_s = seen.at
-        elif self.arrived_s is None or (seen.arrived is None and (seen.workers != () or seen.waiting is None)):
+        self.confidence.note(seen.ended)
+        self.book.confidence = self.confidence.value
+        unknown = seen.arrived is None and (seen.workers != () or seen.waiting is None)
+        if seen.arrived or seen.refused or seen.waiting or self.arrived_s is None or unknown:
             self.arrived_s = seen.at  # unknown is not idle; but with no worker there what had arrived would wait
         if since_s is not None:
             arrived = None if seen.arrived is None else seen.arrived + seen.refused
@@ -154,29 +124,22 @@ class PoolPlanner(Learner):
                 self.book.look_ahead(self.horizon)
             for value in closed:
                 self.book.update(value)
+                start_s = self.starts.p90_s + self.settings.tick_s
                 self.peak.note(
-                    value,
-                    self._tightest(seen),
-                    step_s=self.settings.step_s,
-                    start_s=self.starts.p90_s + self.settings.tick_s,
-                    most=self.settings.most,
+                    value, self._tightest(seen), step_s=self.settings.step_s, start_s=start_s, most=self.settings.most
                 )
-        if seen.workers is None:
-            return
         roles = [role for role in ROLES if seen.of_role(role)]
-        for step in seen.steps:
-            for role in roles[:1] if len(roles) == 1 else _roles_of_step(step.prefill_tokens, roles):
-                self.curves[role].learn(
-                    step.step_s, prefill_tokens=step.prefill_tokens, decodes=step.decodes, context_tokens=step.context_tokens
-                )
+        for step in seen.steps if seen.workers is not None else ():
+            own = "prefill" if step.prefill_tokens else "decode"  # those that only prefill have no sequences that decode
+            for role in roles if len(roles) == 1 else {own}.intersection(roles):
+                self.curves[role].learn(step)
 
     def _demand(self, seen: Observation) -> Demand:
-        known = self.series.known(RECENT_STEPS)
         idle_s = seen.at - self.arrived_s if self.arrived_s is not None else 0.0
         ups = [one.up_s for one in self.roles.values() if one.up_s is not None]
         settled_s = max(ups) + self.starts.p90_s if ups else 0.0  # earlier waits were with fewer workers
         return Demand(
-            rate=sum(known) / len(known) if known else 0.0,
+            rate=self.series.rate(RECENT_STEPS) or 0.0,
             forecast=self.book.forecast(),
             waiting=seen.waiting or 0,
             wait_s=self.requests.wait_s(0.95, since_s=max(seen.at - WAITS_S, settled_s)),
@@ -190,91 +153,75 @@ class PoolPlanner(Learner):
 
     def _roles_of(self, seen: Observation) -> list[str]:
         there = [role for role in ROLES if any(one.role == role for one in seen.workers or ()) or self.starts.under_way(role)]
-        split = [role for role in ("prefill", "decode") if role in there]
-        return ["prefill", "decode", *(["aggregated"] if "aggregated" in there else [])] if split else ["aggregated"]
+        if there in ([], ["aggregated"]):
+            return ["aggregated"]
+        return ["prefill", "decode", *(["aggregated"] if "aggregated" in there else [])]
 
-    def capacity(self, role: str, workers: list[WorkerSight]) -> Capacity | None:
-        """Return what a worker of the role can take, None while that is not known."""
+    def _capacity(self, role: str, seen: Observation, *, serving: bool = False) -> Capacity | None:
+        """Return the load that a worker of the role can take, None while that is not known."""
         shape, curve = self.requests.shape, self.curves[role]
         if shape is None or not curve.known:
             return None
-        if role == "prefill":
-            return prefill_capacity(curve.speed(), shape, self.targets)
+        workers = [one for one in seen.workers or () if one.role == role and (one.state == "serving" or not serving)]
         slots = min((one.slots for one in workers if one.slots), default=0)
         kv_tokens = min((one.kv_tokens for one in workers if one.kv_tokens), default=0)
-        capacity = decode_capacity if role == "decode" else aggregated_capacity
-        return capacity(curve.speed(), shape, self.targets, slots=slots, kv_tokens=kv_tokens)
+        return capacity_of(role, curve.speed(), shape, self.targets, slots=slots, kv_tokens=kv_tokens)
 
     def _tightest(self, seen: Observation) -> Capacity | None:
         """Return the capacity of the role that takes the fewest requests, None while none is known."""
-        found = [self.capacity(role, seen.of_role(role)) for role in ROLES if seen.of_role(role)]
+        found = [self._capacity(role, seen, serving=True) for role in ROLES if seen.of_role(role)]
         return min((one for one in found if one is not None), key=lambda one: one.per_s, default=None)
 
     def _choose(self, role: str, seen: Observation, demand: Demand) -> RoleChoice:
         workers = seen.of_role(role)
-        ready, supply = self.supply(role, seen)
-        capacity = self.capacity(role, [one for one in seen.workers or () if one.role == role])
+        ready, supply, least = len(workers), self._supply(role, seen), self.settings.least
+        capacity = self._capacity(role, seen)
         if role == "aggregated" and any(seen.of_role(one) for one in ("prefill", "decode")):
-            return RoleChoice(supply, "steady", supply, capacity)  # it can take either role, and is never surplus
+            return RoleChoice(supply, supply, capacity, supply, "steady")  # it can take either role, and is never surplus
         if capacity is not None:
             need = need_of(demand, capacity, self.targets, supply=supply, ready=ready, most=self.settings.most)
         else:
             held, slots = sum(one.held for one in workers), sum(one.slots for one in workers)
             need = need_by_slots(demand, held=held, slots=slots, supply=supply, ready=ready)
-        if need.workers < self.settings.least:
-            need = Need(self.settings.least, "below_minimum" if supply < self.settings.least else "steady")
+        if need.workers < least:
+            need = Need(least, "below_minimum" if supply < least else "steady")
         kept = self.roles[role].note(need.workers, at=seen.at)
+        choice = partial(RoleChoice, supply, need.workers, capacity)
         if need.workers > supply:
-            return RoleChoice(need.workers, need.reason, need.workers, capacity)
+            return choice(need.workers, need.reason)
         if supply > ready and need.workers > ready:
-            return RoleChoice(supply, "starting", need.workers, capacity)
-        if need.workers < supply:
-            return self._fewer(role, seen, need, kept, capacity)
-        unreachable = capacity is not None and not capacity.reachable
-        return RoleChoice(supply, "target_unreachable" if unreachable else "steady", need.workers, capacity)
-
-    def _fewer(self, role: str, seen: Observation, need: Need, kept: int, capacity: Capacity | None) -> RoleChoice:
-        """Choose a smaller number, unless a reason forbids it."""
-        workers = seen.of_role(role)
-        ready, supply = self.supply(role, seen)
+            return choice(supply, "starting")
+        if need.workers == supply:
+            return choice(supply, "steady" if capacity is None or capacity.reachable else "target_unreachable")
         if seen.arrived is None or seen.waiting is None:
-            return RoleChoice(supply, "arrivals_unknown", need.workers, capacity)
+            return choice(supply, "arrivals_unknown")
         settled = self.roles[role].may_go_down(at=seen.at, start_s=self.starts.p90_s)
         if supply > ready or not settled or kept >= supply:
-            return RoleChoice(supply, "settling", need.workers, capacity)
+            return choice(supply, "settling")
         sequences = capacity.sequences if capacity is not None and role != "prefill" else 1_000_000
-        gone = most_leaving(workers, supply - max(kept, need.workers), waiting=seen.waiting, sequences=sequences)
+        gone = most_leaving(workers, supply - kept, waiting=seen.waiting, sequences=sequences)
         if not gone:
-            return RoleChoice(supply, "would_not_fit", need.workers, capacity)
-        return RoleChoice(supply - gone, "idle" if need.reason == "idle" else "surplus", need.workers, capacity)
+            return choice(supply, "would_not_fit")
+        return choice(supply - gone, "idle" if need.reason == "idle" else "surplus")
 
-    def _within_budget(self, seen: Observation, choices: dict[str, RoleChoice]) -> dict[str, RoleChoice]:
-        """Take from the roles that want more until all fit, the largest first. No worker is drained for the budget alone."""
-        wanted = {role: choice.desired for role, choice in choices.items()}
-        floor = {role: min(choice.desired, self.supply(role, seen)[1]) for role, choice in choices.items()}
-        while sum(wanted.values()) > self.settings.most:
-            larger = [role for role in wanted if wanted[role] > floor[role]]
+    def _at_most(self, choices: dict[str, RoleChoice]) -> dict[str, RoleChoice]:
+        """Take from the roles that want more until all fit, the largest first. No worker is drained for the bound alone."""
+        found = dict(choices)
+        while sum(one.desired for one in found.values()) > self.settings.most:
+            larger = [role for role, one in found.items() if one.desired > one.supply]
             if not larger:
                 break
-            wanted[max(larger, key=lambda role: wanted[role])] -= 1
-        return {
-            role: choice
-            if wanted[role] == choice.desired
-            else RoleChoice(
-                wanted[role],
-                "at_maximum" if wanted[role] <= self.supply(role, seen)[1] else choice.reason,
-                choice.need,
-                choice.capacity,
-            )
-            for role, choice in choices.items()
-        }
+            role = max(larger, key=lambda role: found[role].desired)
+            one, fewer = found[role], found[role].desired - 1
+            reason = "at_maximum" if fewer == one.supply else one.reason
+            found[role] = RoleChoice(one.supply, one.need, one.capacity, fewer, reason)
+        return found
 
     def _plan(self, seen: Observation, choices: dict[str, RoleChoice], reason: Reason) -> Plan:
         roles = list(choices) or [role for role in ROLES if seen.of_role(role)]
-        supply = {role: self.supply(role, seen)[1] for role in roles}
+        supply = {role: self._supply(role, seen) for role in roles}
         desired = {role: choices[role].desired if role in choices else supply[role] for role in roles}
         forecast = self.book.forecast()
-        known = self.series.known(RECENT_STEPS)
         return Plan(
             at=seen.at,
             model=seen.model,
@@ -284,7 +231,7 @@ class PoolPlanner(Learner):
             supply=supply,
             needed={role: choice.need for role, choice in choices.items()},
             actions=tuple(actions_for(seen, {role: desired[role] - supply[role] for role in roles})),
-            rate=sum(known) / len(known) if known else None,
+            rate=self.series.rate(RECENT_STEPS),
             forecast=forecast.value if forecast is not None else None,
             forecast_low=forecast.low if forecast is not None else None,
             forecast_high=forecast.high if forecast is not None else None,
@@ -298,31 +245,8 @@ class PoolPlanner(Learner):
         )
 
 
-def _roles_of_step(prefill_tokens: int, roles: list[str]) -> list[str]:
-    """Return whose step it was where several roles are there: those that only prefill have no sequences that decode."""
-    wanted = "prefill" if prefill_tokens else "decode"
-    return [role for role in roles if role == wanted]
-
-
-def _reason_of(seen: Observation, planner: PoolPlanner, choices: dict[str, RoleChoice]) -> Reason:
-    changes = [choice.desired - planner.supply(role, seen)[1] for role, choice in choices.items()]
-    if any(change > 0 for change in changes) and any(change < 0 for change in changes):
-        return "role_shift"
-    reasons = {choice.reason for choice in choices.values()}
-    return next(reason for reason in _FIRST if reason in reasons)
-
-
-# Stores what a planner knows of a pool and takes it over again, so that a restart forgets nothing.
-#
-# The forecasters are not stored: they read the stored series again and are then as they were.
-
-log = structlog.get_logger()
-
-VERSION = 2
-
-
 def dump(planner: PoolPlanner, *, model: str, pool: str) -> bytes:
-    """Return the bytes to store."""
+    """Return the bytes to store. The forecasters are not in them: they read the stored series again."""
     return msgspec.msgpack.encode({"version": VERSION, "model": model, "pool": pool, **planner.dump()})
 
 

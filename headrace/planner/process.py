@@ -28,7 +28,7 @@ from headrace.planner import actuators
 from headrace.planner.actuators import Actuator
 from headrace.planner.capacity import Speed
 from headrace.planner.observe import DeploymentWatch, Observation, PoolKey
-from headrace.planner.plan import Plan, SharedBudget
+from headrace.planner.plan import Plan, within_budget
 from headrace.planner.pool_planner import PoolPlanner, dump, load
 
 
@@ -124,7 +124,7 @@ class PlannerProcess:
         self._profile = profile
         self._watch = DeploymentWatch(messaging, names)
         self._planners: dict[PoolKey, PoolPlanner] = {}
-        self._budget = SharedBudget(settings.budget, [name.strip() for name in settings.priority.split(",") if name.strip()])
+        self._priority = [name.strip() for name in settings.priority.split(",") if name.strip()]
         self._told: dict[PoolKey, tuple[str, dict[str, int]]] = {}
         self._lease = LeaseKeeper(
             messaging,
@@ -173,7 +173,7 @@ class PlannerProcess:
         planners = {key: self._planners.get(key) or await self._recall(key) for key in seen}
         wanted = {key: await self._computed(planners[key].tick, observation) for key, observation in seen.items()}
         held = {plan.pool: len(seen[key].workers or ()) + sum(plan.starting.values()) for key, plan in wanted.items()}
-        plans = self._budget.divide(list(wanted.values()), held)
+        plans = within_budget(list(wanted.values()), held, self._settings.budget, self._priority)
         for key, plan in zip(wanted, plans, strict=True):
             planner = planners[key]
             self._tell(key, plan)

@@ -1,29 +1,23 @@
 from __future__ import annotations
 
-import random
-
-import msgspec
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.planner.capacity import (
-    LEAST_SAMPLES,
-    RoleProfile,
+    Capacity,
+    Demand,
+    Need,
     Shape,
     Speed,
-    SpeedCurve,
-    SpeedProfile,
-    StartUps,
     Targets,
-    aggregated_capacity,
-    decode_capacity,
+    batch_workers,
+    capacity_of,
     late_share,
-    prefill_capacity,
+    need_by_slots,
+    need_of,
     workers_for,
 )
-from headrace.planner.observe import StepSight
-from tests.support.planner_sights import worker
+from headrace.planner.forecast import Forecast
 
 SPEED = Speed(base_s=0.01, prefill_s=1e-4, decode_s=1e-3, context_s=0.0)
 SHAPE = Shape(prompt=1000, uncached=1000, output=100, long=2000)
@@ -31,35 +25,32 @@ TARGETS = Targets(ttft_s=2.0, itl_s=0.05)
 
 
 def test_decode_is_bounded_by_the_time_between_tokens() -> None:
-    found = decode_capacity(SPEED, SHAPE, TARGETS, slots=0, kv_tokens=0)
+    found = capacity_of("decode", SPEED, SHAPE, TARGETS)
     assert found.sequences == 40  # 10 ms and 1 ms for each
     assert abs(found.per_s - 40 / (100 * 0.05)) < 1e-9
 
 
 def test_decode_is_bounded_by_slots_and_by_the_kv_cache() -> None:
-    assert decode_capacity(SPEED, SHAPE, TARGETS, slots=8, kv_tokens=0).sequences == 8
-    assert decode_capacity(SPEED, SHAPE, TARGETS, slots=0, kv_tokens=5250).sequences == 5
+    assert capacity_of("decode", SPEED, SHAPE, TARGETS, slots=8, kv_tokens=0).sequences == 8
+    assert capacity_of("decode", SPEED, SHAPE, TARGETS, slots=0, kv_tokens=5250).sequences == 5
 
 
 def test_prompts_take_their_share_of_an_aggregated_worker() -> None:
-    both = aggregated_capacity(SPEED, SHAPE, TARGETS, slots=0, kv_tokens=0)
-    assert both.per_s < decode_capacity(SPEED, SHAPE, TARGETS, slots=0, kv_tokens=0).per_s
+    both = capacity_of("aggregated", SPEED, SHAPE, TARGETS)
+    assert both.per_s < capacity_of("decode", SPEED, SHAPE, TARGETS).per_s
     assert both.per_s < 1 / 0.1
 
 
 def test_longer_context_slows_decode() -> None:
     slow = Speed(base_s=0.01, prefill_s=1e-4, decode_s=1e-3, context_s=1e-6)
-    assert (
-        decode_capacity(slow, SHAPE, TARGETS, slots=0, kv_tokens=0).per_s
-        < decode_capacity(SPEED, SHAPE, TARGETS, slots=0, kv_tokens=0).per_s
-    )
+    assert capacity_of("decode", slow, SHAPE, TARGETS).per_s < capacity_of("decode", SPEED, SHAPE, TARGETS).per_s
 
 
 def test_a_prompt_that_alone_is_later_than_the_target_makes_no_negative_target_and_no_unbounded_growth() -> None:
     long = Shape(prompt=60_000, uncached=60_000, output=10, long=90_000)
     for found in (
-        prefill_capacity(SPEED, long, TARGETS),
-        aggregated_capacity(SPEED, long, TARGETS, slots=64, kv_tokens=0),
+        capacity_of("prefill", SPEED, long, TARGETS),
+        capacity_of("aggregated", SPEED, long, TARGETS, slots=64, kv_tokens=0),
     ):
         assert not found.reachable
         assert found.slack_s > 0
@@ -68,13 +59,13 @@ def test_a_prompt_that_alone_is_later_than_the_target_makes_no_negative_target_a
 
 
 def test_a_step_that_alone_is_later_than_the_target_is_told() -> None:
-    found = decode_capacity(Speed(base_s=0.2), SHAPE, TARGETS, slots=16, kv_tokens=0)
+    found = capacity_of("decode", Speed(base_s=0.2), SHAPE, TARGETS, slots=16, kv_tokens=0)
     assert not found.reachable
     assert found.per_s > 0
 
 
 def test_no_requests_need_no_workers() -> None:
-    found = prefill_capacity(SPEED, SHAPE, TARGETS)
+    found = capacity_of("prefill", SPEED, SHAPE, TARGETS)
     assert workers_for(0.0, found, TARGETS, most=5) == 0
     assert workers_for(float("nan"), found, TARGETS, most=5) == 0
 
@@ -97,9 +88,9 @@ def test_whatever_the_figures_more_load_never_needs_fewer_workers(
     speed: Speed, shape: Shape, targets: Targets, slots: int, kv: int, rate: float
 ) -> None:
     for found in (
-        prefill_capacity(speed, shape, targets),
-        decode_capacity(speed, shape, targets, slots=slots, kv_tokens=kv),
-        aggregated_capacity(speed, shape, targets, slots=slots, kv_tokens=kv),
+        capacity_of("prefill", speed, shape, targets),
+        capacity_of("decode", speed, shape, targets, slots=slots, kv_tokens=kv),
+        capacity_of("aggregated", speed, shape, targets, slots=slots, kv_tokens=kv),
     ):
         assert found.per_s > 0
         assert found.sequences >= 1
@@ -109,202 +100,101 @@ def test_whatever_the_figures_more_load_never_needs_fewer_workers(
 
 @given(st.integers(1, 30), st.floats(0.1, 100), shapes, target)
 def test_more_workers_are_never_later(workers: int, rate: float, shape: Shape, targets: Targets) -> None:
-    found = prefill_capacity(SPEED, shape, targets)
+    found = capacity_of("prefill", SPEED, shape, targets)
     assert 0 <= late_share(workers + 1, rate, found) <= late_share(workers, rate, found) + 1e-9 <= 1 + 1e-9
 
 
-TRUTH = Speed(base_s=0.015, prefill_s=5e-5, decode_s=4e-4, context_s=2e-8)
+CAPACITY = Capacity(per_s=2.0, sequences=32, slack_s=1.0)
+DEFAULT_TARGETS = Targets()
 
 
-def learn(curve: SpeedCurve, truth: Speed, count: int, seed: int = 1) -> None:
-    rng = random.Random(seed)
-    for _ in range(count):
-        tokens = rng.choice((0, 0, rng.randrange(8192)))
-        decodes = rng.randrange(1, 64)
-        context = decodes * rng.randrange(100, 20_000)
-        step = truth.base_s + tokens * truth.prefill_s + decodes * truth.decode_s + context * truth.context_s
-        curve.learn(step * rng.uniform(0.97, 1.03), prefill_tokens=tokens, decodes=decodes, context_tokens=context)
+def need(*, supply: int = 1, ready: int = 1, capacity: Capacity = CAPACITY, **kw: object) -> Need:
+    values = {"rate": 0.0, "forecast": None, "waiting": 0, "wait_s": None, **kw}
+    return need_of(Demand(**values), capacity, DEFAULT_TARGETS, supply=supply, ready=ready, most=50)  # type: ignore[arg-type]
 
 
-def test_the_curve_is_learnt_from_steps() -> None:
-    curve = SpeedCurve()
-    learn(curve, TRUTH, 300)
-    found = curve.speed()
-    assert found.prefill_s == pytest.approx(TRUTH.prefill_s, rel=0.1)
-    assert found.step_s(32, 8000) == pytest.approx(TRUTH.step_s(32, 8000), rel=0.1)
+def test_the_high_end_of_the_forecast_is_planned_for() -> None:
+    low = need(forecast=Forecast(value=4.0, low=3.0, high=4.0, by="last"))
+    high = need(forecast=Forecast(value=4.0, low=3.0, high=12.0, by="last"))
+    assert low.reason == high.reason == "forecast"
+    assert high.workers > low.workers >= 3
 
 
-def test_nothing_is_derived_from_a_handful_of_steps_unless_a_profile_seeds_the_curve() -> None:
-    curve = SpeedCurve()
-    learn(curve, TRUTH, LEAST_SAMPLES - 1)
-    assert not curve.known
-    seeded = SpeedCurve(TRUTH)
-    assert seeded.known
-    assert seeded.speed() == TRUTH
+def test_a_load_that_is_kept_asks_for_its_workers_and_forecasts_for_no_more() -> None:
+    forecast = Forecast(value=4.0, low=3.0, high=40.0, by="last")
+    assert need(kept=12.0).reason == "peak_kept"
+    assert need(kept=12.0, forecast=forecast).workers == need(kept=12.0).workers < need(forecast=forecast).workers
+    assert need(kept=12.0, rate=20.0).workers == need(rate=20.0).workers, "what is there already is above it"
+    assert need(kept=12.0, idle=True) == Need(0, "idle")
 
 
-def test_an_engine_that_became_slower_is_learnt_anew() -> None:
-    curve = SpeedCurve()
-    learn(curve, TRUTH, 300)
-    learn(curve, Speed(base_s=0.03, prefill_s=1e-4, decode_s=8e-4, context_s=4e-8), 1500, seed=2)
-    assert curve.speed().step_s(32, 8000) == pytest.approx(2 * TRUTH.step_s(32, 8000), rel=0.1)
+def test_what_waits_is_a_need_even_if_nothing_arrives() -> None:
+    assert need(waiting=1000) == Need(9, "backlog")
 
 
-@pytest.mark.parametrize("step_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_step_without_a_time_teaches_nothing(step_s: float) -> None:
-    curve = SpeedCurve()
-    assert not curve.learn(step_s, prefill_tokens=100, decodes=1, context_tokens=0)
-    assert not curve.learn(0.01, prefill_tokens=0, decodes=0, context_tokens=0)
-    assert curve.samples == 0
+def test_late_waits_ask_for_one_more_but_not_while_one_is_starting() -> None:
+    assert need(wait_s=5.0) == Need(2, "waits_late")
+    assert need(wait_s=5.0, supply=2).workers == 1
 
 
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.floats(1e-5, 100), st.integers(0, 10**6), st.integers(0, 4096), st.integers(0, 10**8)),
-        max_size=60,
-    )
-)
-def test_no_sample_makes_a_speed_that_cannot_be(samples: list[tuple[float, int, int, int]]) -> None:
-    curve = SpeedCurve()
-    for step_s, tokens, decodes, context in samples:
-        curve.learn(step_s, prefill_tokens=tokens, decodes=decodes, context_tokens=context)
-    found = curve.speed()
-    assert 0 < found.base_s < float("inf")
-    assert 0 < found.prefill_s < float("inf")
-    assert 0 < found.decode_s < float("inf")
-    assert 0 <= found.context_s < float("inf")
+def test_an_idle_pool_needs_none_and_a_waiting_request_wakes_it() -> None:
+    assert need(idle=True) == Need(0, "idle")
+    assert need(idle=True, supply=0, ready=0, waiting=1) == Need(1, "from_zero")
 
 
-def test_a_stored_curve_is_the_same_and_a_broken_one_is_refused() -> None:
-    curve = SpeedCurve()
-    learn(curve, TRUTH, 100)
-    stored = curve.dump()
-    again = SpeedCurve()
-    again.load(stored)
-    assert again.speed() == curve.speed()
-    for broken in ({"_right": [1.0]}, {"_gram": [[float("nan")] * 4] * 4}, {"samples": -1}, {"samples": "x"}):
-        with pytest.raises((ValueError, msgspec.ValidationError)):
-            SpeedCurve().load({**stored, **broken})
+def test_demand_that_is_expected_wakes_an_idle_pool() -> None:
+    assert need(idle=True, forecast=Forecast(value=1.0, low=0.5, high=2.0, by="yesterday")).workers >= 1
 
 
-def test_a_start_is_under_way_until_its_worker_is_there_and_its_time_is_measured() -> None:
-    starts = StartUps(first_s=60)
-    starts.see([worker("a")], at=0)
-    starts.asked("aggregated", at=10)
-    starts.see([worker("a")], at=15)
-    assert (starts.under_way("aggregated"), starts.p90_s) == (1, 60)
-    starts.see([worker("a"), worker("b")], at=40)
-    assert (starts.under_way("aggregated"), starts.p90_s) == (0, 30)
+def test_batch_work_needs_workers_by_its_deadline() -> None:
+    assert need(backlog=((160.0, 1000),)) == Need(5, "batch_deadline")
 
 
-def test_a_start_that_never_shows_is_given_up_so_that_it_does_not_count_as_supply_for_ever() -> None:
-    starts = StartUps(first_s=60)
-    starts.see([], at=0)
-    starts.asked("aggregated", at=0)
-    starts.see([], at=170)
-    assert starts.under_way("aggregated") == 1
-    starts.see([], at=181)
-    assert (starts.under_way("aggregated"), starts.lost) == (0, 1)
+def test_no_need_is_far_above_what_is_allowed() -> None:
+    assert need(waiting=10**9).workers == 51
 
 
-def test_a_worker_that_somebody_else_has_started_tells_its_own_time() -> None:
-    starts = StartUps(first_s=60)
-    starts.see([], at=0)
-    starts.see([worker("a", start_s=12.0)], at=5)
-    assert starts.p90_s == 12.0
+def slots(**kw: object) -> Need:
+    values = {"waiting": 0, "held": 0, "slots": 10, "supply": 1, "ready": 1, "idle": False, **kw}
+    told = Demand(rate=0.0, forecast=None, wait_s=None, waiting=values.pop("waiting"), idle=values.pop("idle"))  # type: ignore[arg-type]
+    return need_by_slots(told, **values)  # type: ignore[arg-type]
 
 
-def test_the_slow_ones_count() -> None:
-    starts = StartUps(first_s=60)
-    starts.load({"_took": [10.0] * 8 + [50.0, 90.0], "_asked": [], "_known": None})
-    assert starts.p90_s == 50.0
+def test_while_no_speed_is_known_full_slots_ask_for_one_more_at_a_time() -> None:
+    assert slots(held=10, waiting=5) == Need(2, "slots_full")
+    assert slots(held=10, waiting=5, supply=2) == Need(2, "steady")
+    assert slots(held=10) == Need(1, "steady")
+    assert slots(supply=0, ready=0, waiting=1) == Need(1, "from_zero")
+    assert slots(idle=True) == Need(0, "idle")
 
 
-def test_after_a_restart_a_start_is_still_under_way() -> None:
-    starts, again = StartUps(first_s=60), StartUps(first_s=60)
-    starts.see([worker("a")], at=0)
-    starts.asked("decode", at=10)
-    again.load(starts.dump())
-    again.see([worker("a"), worker("d", "decode")], at=30)
-    assert (again.under_way("decode"), again.p90_s) == (0, 20)
+backlogs = st.lists(st.tuples(st.floats(-100, 1e5), st.integers(0, 10_000)), max_size=10)
 
 
-SPEED_PROFILE_TRUTH = Speed(base_s=0.012, prefill_s=4e-5, decode_s=3e-4, context_s=1e-8)
+def test_the_tightest_deadline_counts_with_all_that_is_due_before_it() -> None:
+    # 100 in 110 s and 1000 in 1010 s, with 10 s to start and one a second: 1.0 and 1.1
+    assert batch_workers([(110, 100), (1010, 1000)], per_s=1.0, start_s=10, awake=True) == 2
+    assert batch_workers([(110, 100), (1010, 900)], per_s=1.0, start_s=10, awake=True) == 1
 
 
-def step(truth: Speed, rng: random.Random, *, decodes: int | None = None, noise: float = 0.02) -> StepSight:
-    tokens = rng.choice((0, 0, rng.randrange(1, 2048)))
-    sequences = rng.randrange(1, 33) if decodes is None else decodes
-    context = sequences * rng.randrange(50, 4000)
-    step_s = truth.base_s + tokens * truth.prefill_s + sequences * truth.decode_s + context * truth.context_s
-    return StepSight(
-        step_s=step_s * rng.uniform(1 - noise, 1 + noise), prefill_tokens=tokens, decodes=sequences, context_tokens=context
-    )
+def test_work_sleeps_until_it_is_worth_a_start() -> None:
+    assert batch_workers([(1000, 400)], per_s=1.0, start_s=0, awake=False) == 0
+    assert batch_workers([(1000, 400)], per_s=1.0, start_s=0, awake=True) == 1
+    assert batch_workers([(1000, 900)], per_s=1.0, start_s=0, awake=False) == 1
 
 
-def profiled(count: int, truth: Speed = SPEED_PROFILE_TRUTH, **kwargs: int) -> SpeedProfile:
-    rng, profile = random.Random(7), SpeedProfile()
-    for _ in range(count):
-        profile.note("aggregated", "w", step(truth, rng, **kwargs))
-    return profile
+def test_work_that_is_late_already_is_finite() -> None:
+    assert batch_workers([(-5, 10)], per_s=1.0, start_s=60, awake=True) == 10
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.floats(1e-3, 0.1), st.floats(1e-6, 1e-3), st.floats(1e-5, 1e-3))
-def test_a_profile_predicts_the_steps_of_any_engine_that_is_linear(base_s: float, prefill_s: float, decode_s: float) -> None:
-    found = profiled(300, Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=0.0)).roles()["aggregated"]
-    assert found.error < 0.06
-    assert found.near > 0.95
+def test_no_backlog_needs_nobody() -> None:
+    assert batch_workers([], per_s=1.0, start_s=60, awake=True) == 0
 
 
-def test_the_first_steps_weigh_as_much_as_the_last() -> None:
-    rng, profile = random.Random(3), SpeedProfile()
-    slow = Speed(base_s=0.024, prefill_s=8e-5, decode_s=6e-4, context_s=2e-8)
-    for truth in (SPEED_PROFILE_TRUTH, slow):
-        for _ in range(600):
-            profile.note("aggregated", "w", step(truth, rng, noise=0.0))
-    predicted = profile.roles()["aggregated"].speed.step_s(16, 1000)
-    # relative errors: the fast half pulls more, and what forgets would be at the slow engine's time
-    assert predicted < 0.75 * slow.step_s(16, 1000)
-
-
-def test_a_step_that_is_reported_again_counts_once_and_the_first_may_be_an_old_one() -> None:
-    rng, profile = random.Random(1), SpeedProfile()
-    first, second = step(SPEED_PROFILE_TRUTH, rng), step(SPEED_PROFILE_TRUTH, rng)
-    assert not profile.note("aggregated", "w", first)
-    assert not profile.note("aggregated", "w", first)
-    assert profile.note("aggregated", "w", second)
-    assert not profile.note("aggregated", "w", second)
-    assert not profile.note("aggregated", "other", second)
-    assert profile.count("aggregated") == 1
-
-
-@pytest.mark.parametrize("role", ["encode", ""])
-def test_what_is_no_step_of_a_planned_role_is_left_out(role: str) -> None:
-    profile = SpeedProfile()
-    assert not profile.note(role, "w", step(SPEED_PROFILE_TRUTH, random.Random(1)))
-    assert not profile.note("decode", "w", StepSight(step_s=0.01, prefill_tokens=0, decodes=0))
-    assert not profile.note("decode", "w", StepSight(step_s=0.0, prefill_tokens=1, decodes=0))
-    assert profile.roles() == {}
-
-
-def test_a_role_with_too_few_steps_has_no_profile() -> None:
-    assert profiled(LEAST_SAMPLES).roles() == {}
-    assert set(profiled(LEAST_SAMPLES + 1).roles()) == {"aggregated"}
-
-
-def lacks(found: RoleProfile) -> str:
-    return " ".join(found.lacks)
-
-
-def test_what_the_steps_did_not_vary_in_is_named() -> None:
-    assert lacks(profiled(300).roles()["aggregated"]) == ""
-    assert "8 to 8 sequences" in lacks(profiled(300, decodes=8).roles()["aggregated"])
-    profile = SpeedProfile()
-    for number in range(30):
-        profile.note("aggregated", "w", StepSight(step_s=0.01 + number * 1e-5, prefill_tokens=0, decodes=1 + number))
-        profile.note("prefill", "p", StepSight(step_s=0.01 + number * 1e-5, prefill_tokens=100 + number, decodes=0))
-    found = profile.roles()
-    assert "only 0 steps computed a prompt" in lacks(found["aggregated"])
-    assert lacks(found["prefill"]) == ""
+@given(backlogs, st.floats(0.01, 100), st.floats(0, 600))
+def test_those_that_are_required_meet_every_deadline(backlog: list[tuple[float, int]], per_s: float, start_s: float) -> None:
+    workers = batch_workers(backlog, per_s=per_s, start_s=start_s, awake=True)
+    done = 0
+    for left_s, count in sorted(backlog):
+        done += count
+        assert done <= workers * per_s * max(left_s - start_s, 1.0) * (1 + 1e-6) + 1e-6

@@ -23,7 +23,6 @@ from headrace.planner.forecast import (
     WINDOW,
     ForecastBook,
     Holt,
-    LastValue,
     LocalTrend,
     Mean,
     SameTimeYesterday,
@@ -96,7 +95,7 @@ def test_yesterday_says_nothing_on_the_first_day() -> None:
 
 
 def test_an_unknown_value_teaches_nothing() -> None:
-    for model in (LastValue(), Mean()):
+    for model in (Mean(1, "last"), Mean(12, "mean")):
         model.update(4.0)
         model.update(None)
         assert model.predict(1) == 4.0
@@ -127,7 +126,7 @@ class Wild:
 
 
 def book(**kw: object) -> ForecastBook:
-    return ForecastBook(season=24, horizon=3, step_s=10.0, **kw)  # type: ignore[arg-type]
+    return ForecastBook(**{"models": forecasters(24), "horizon": 3, "step_s": 10.0, **kw})  # type: ignore[arg-type]
 
 
 def test_before_anything_is_known_there_is_no_forecast() -> None:
@@ -158,7 +157,7 @@ def test_the_best_forecaster_is_used_and_the_last_value_stands_until_one_is_bett
 
 
 def test_a_forecaster_that_raises_is_counted_and_not_used() -> None:
-    some = book(models=[LastValue(), Broken()])
+    some = book(models=[Mean(1, "last"), Broken()])
     with capture_logs() as logged:
         for _ in range(40):
             some.update(2.0)
@@ -173,7 +172,7 @@ def test_a_forecaster_that_raises_is_counted_and_not_used() -> None:
 
 
 def test_two_negative_forecasts_are_no_good_score() -> None:
-    some = book(models=[LastValue(), Wild()])
+    some = book(models=[Mean(1, "last"), Wild()])
     for value in range(40):
         some.update(float(value % 3))
     assert some.best() == "last"
@@ -195,7 +194,7 @@ def test_what_was_forecast_for_another_horizon_is_no_score() -> None:
 
 def test_the_interval_holds_as_often_as_it_says() -> None:
     rng = random.Random(3)
-    some = ForecastBook(season=1000, horizon=4, step_s=10.0, confidence=0.9)
+    some = ForecastBook(forecasters(1000), horizon=4, step_s=10.0, confidence=0.9)
     held = asked = 0
     due: list[float] = []
     for i in range(600):
@@ -215,7 +214,7 @@ def test_the_interval_holds_as_often_as_it_says() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e6)), max_size=80), st.integers(-2, 30))
 def test_bounds_enclose_the_value(series: list[float | None], horizon: int) -> None:
-    some = ForecastBook(season=12, horizon=horizon, step_s=5.0, models=forecasters(12))
+    some = ForecastBook(forecasters(12), horizon=horizon, step_s=5.0)
     for value in series:
         some.update(value)
     found = some.forecast()
@@ -225,7 +224,7 @@ def test_bounds_enclose_the_value(series: list[float | None], horizon: int) -> N
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e6), max_size=700), st.integers(1, 20))
 def test_a_book_that_reads_the_past_is_the_one_that_saw_it(series: list[float], horizon: int) -> None:
-    saw, reads = (ForecastBook(season=30, horizon=horizon, step_s=5.0, confidence=0.8) for _ in range(2))
+    saw, reads = (ForecastBook(forecasters(30), horizon=horizon, step_s=5.0, confidence=0.8) for _ in range(2))
     for value in series:
         saw.update(value)
     reads.recall(series)

@@ -18,7 +18,7 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.planner import observe
-from headrace.planner.observe import DeploymentWatch, PoolKey, RequestOutcomes, stale
+from headrace.planner.observe import DeploymentWatch, PoolKey, RequestOutcomes, stale, step_sights
 from tests.support.planner_sights import seen, worker
 
 
@@ -91,6 +91,12 @@ def test_requests_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     for n in range(10):
         told(outcomes, (20.0, "prefilled", f"r{n}"), (21.0, "settled", f"r{n}"))
     assert len(outcomes.take()) == 3
+
+
+def test_a_step_without_work_or_time_teaches_nothing() -> None:
+    good = LoadReport(worker="w", epoch=1, n=1, at=0.0, slots=8, running=0, waiting=0, step_s=0.1, step_decodes=1)
+    bad = [msgspec.structs.replace(good, step_s=0.0), msgspec.structs.replace(good, step_decodes=0)]
+    assert len(step_sights(WorkerMember(worker="w", pool="p", model="m"), [*bad, good])) == 1
 
 
 POOL = "m-00000001"

@@ -3,36 +3,27 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.planner.plan import ROOM, Action, Plan, SharedBudget, actions_for, fits, most_leaving, victims
+from headrace.planner.observe import WorkerSight
+from headrace.planner.plan import ROOM, Action, Plan, actions_for, most_leaving, victims, within_budget
 from tests.support.planner_sights import seen, worker
 
 
+def leaving(*workers: WorkerSight, leave: int = 1, waiting: int = 0) -> int:
+    return most_leaving(workers, leave, waiting=waiting, sequences=100)
+
+
 def test_none_leaves_whose_work_does_not_fit_on_the_rest() -> None:
-    full = [worker("a", running=28), worker("b", running=28)]
-    assert not fits(full, 1, waiting=0, sequences=100)
-    assert most_leaving(full, 1, waiting=0, sequences=100) == 0
-    assert most_leaving([worker("a", running=10), worker("b", running=10)], 1, waiting=0, sequences=100) == 1
-
-
-def test_the_kv_cache_must_hold_it_too() -> None:
-    full = [worker("a", running=1, kv_used=0.6), worker("b", running=1, kv_used=0.6)]
-    assert not fits(full, 1, waiting=0, sequences=100)
-
-
-def test_what_waits_counts() -> None:
-    idle = [worker("a"), worker("b")]
-    assert fits(idle, 1, waiting=0, sequences=100)
-    assert not fits(idle, 1, waiting=40, sequences=100)
-
-
-def test_a_load_that_nobody_knows_is_not_zero() -> None:
-    assert not fits([worker("a"), worker("b", report_age_s=None)], 1, waiting=0, sequences=100)
+    assert leaving(worker("a", running=28), worker("b", running=28)) == 0
+    assert leaving(worker("a", running=10), worker("b", running=10)) == 1
+    assert leaving(worker("a", running=1, kv_used=0.6), worker("b", running=1, kv_used=0.6)) == 0, "nor its KV blocks"
+    assert leaving(worker("a"), worker("b")) == 1
+    assert leaving(worker("a"), worker("b"), waiting=40) == 0
+    assert leaving(worker("a"), worker("b", report_age_s=None)) == 0, "an unknown load is not zero"
 
 
 def test_the_last_one_leaves_only_with_empty_hands() -> None:
-    assert not fits([worker("a", running=1)], 0, waiting=0, sequences=100)
-    assert not fits([worker("a")], 0, waiting=1, sequences=100)
-    assert fits([worker("a")], 0, waiting=0, sequences=100)
+    assert leaving(worker("a", running=1)) == leaving(worker("a"), waiting=1) == 0
+    assert leaving(worker("a")) == 1
 
 
 def test_victims_hold_the_least_work() -> None:
@@ -107,36 +98,36 @@ def starts(plans: list[Plan]) -> list[int]:
 
 def test_without_a_budget_every_plan_is_kept() -> None:
     plans = [plan("a", starts=100), plan("b", starts=3)]
-    assert SharedBudget(0.0).divide(plans, {}) == plans
+    assert within_budget(plans, {}, 0.0) == plans
 
 
 def test_when_it_binds_the_first_pool_has_what_is_left_and_the_reason_says_so() -> None:
     plans = [plan("a", starts=3, supply=2), plan("b", starts=4, supply=1)]
-    found = SharedBudget(8.0, ["model-b"]).divide(plans, {"a": 2, "b": 1})
+    found = within_budget(plans, {"a": 2, "b": 1}, 8.0, ["model-b"])
     assert starts(found) == [1, 4]
     assert [one.reason for one in found] == ["over_budget", "forecast"]
     assert [one.desired["decode"] for one in found] == [3, 5]
 
 
 def test_pools_of_one_rank_take_turns() -> None:
-    found = SharedBudget(5.0).divide([plan("a", starts=9), plan("b", starts=9)], {})
+    found = within_budget([plan("a", starts=9), plan("b", starts=9)], {}, 5.0)
     assert starts(found) == [3, 2]
 
 
 def test_prices_count_and_a_dear_pool_does_not_stop_a_cheap_one() -> None:
     plans = [plan("dear", starts=2, price=8.0), plan("cheap", starts=5, price=1.0)]
-    assert starts(SharedBudget(12.0, ["dear", "cheap"]).divide(plans, {})) == [1, 4]
+    assert starts(within_budget(plans, {}, 12.0, ["dear", "cheap"])) == [1, 4]
 
 
 def test_workers_that_drain_or_sleep_are_not_free_yet() -> None:
     plans = [plan("a", starts=0, supply=4, drains=2), plan("b", starts=2)]
-    assert starts(SharedBudget(4.0).divide(plans, {"a": 4})) == [0, 0]
-    assert starts(SharedBudget(4.0).divide(plans, {"a": 2})) == [0, 2]
+    assert starts(within_budget(plans, {"a": 4}, 4.0)) == [0, 0]
+    assert starts(within_budget(plans, {"a": 2}, 4.0)) == [0, 2]
 
 
 def test_nothing_is_drained_for_the_budget_alone() -> None:
     plans = [plan("a", starts=1, supply=6), plan("b", starts=0, supply=6)]
-    found = SharedBudget(4.0, ["a"]).divide(plans, {"a": 6, "b": 6})
+    found = within_budget(plans, {"a": 6, "b": 6}, 4.0, ["a"])
     assert [one.actions for one in found] == [(), ()]
     assert [one.desired["decode"] for one in found] == [6, 6]
 
@@ -150,7 +141,7 @@ def test_starts_never_go_beyond_the_budget_and_none_that_fits_is_refused(
 ) -> None:
     plans = [plan(f"p{n}", starts=asked, supply=there, price=price) for n, (asked, there, price) in enumerate(told)]
     held = {f"p{n}": there for n, (_, there, _) in enumerate(told)}
-    found = SharedBudget(most).divide(plans, held)
+    found = within_budget(plans, held, most)
     prices = [price or 1.0 for _, _, price in told]
     there = sum(price * count for price, count in zip(prices, held.values(), strict=True))
     cost = there + sum(price * count for price, count in zip(prices, starts(found), strict=True))

@@ -7,124 +7,198 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.planner.capacity import Capacity, Targets
-from headrace.planner.forecast import Forecast
-from headrace.planner.needs import (
+from headrace.planner.capacity import Capacity, Speed, Targets
+from headrace.planner.learning import (
     AIM,
     FIRST_OUTPUT,
     HIGHEST,
+    LEAST_SAMPLES,
     LOWEST,
     MARGIN,
     MOST_UP,
-    Demand,
     DemandSeries,
     Hysteresis,
     LiveConfidence,
-    Need,
     PeakKeeper,
     RecentRequests,
     Rehearsal,
-    batch_workers,
-    need_by_slots,
-    need_of,
-    required,
+    SpeedCurve,
+    SpeedProfile,
+    StartUps,
 )
-from headrace.planner.observe import OutcomeSight, RequestSight
-from tests.support.planner_sights import BEGAN, seen
+from headrace.planner.observe import OutcomeSight, RequestSight, StepSight
+from tests.support.planner_sights import BEGAN, seen, worker
 
-CAPACITY = Capacity(per_s=2.0, sequences=32, slack_s=1.0)
-TARGETS = Targets()
-
-
-def need(*, supply: int = 1, ready: int = 1, capacity: Capacity = CAPACITY, **kw: object) -> Need:
-    values = {"rate": 0.0, "forecast": None, "waiting": 0, "wait_s": None, **kw}
-    return need_of(Demand(**values), capacity, TARGETS, supply=supply, ready=ready, most=50)  # type: ignore[arg-type]
+TRUTH = Speed(base_s=0.015, prefill_s=5e-5, decode_s=4e-4, context_s=2e-8)
 
 
-def test_the_high_end_of_the_forecast_is_planned_for() -> None:
-    low = need(forecast=Forecast(value=4.0, low=3.0, high=4.0, by="last"))
-    high = need(forecast=Forecast(value=4.0, low=3.0, high=12.0, by="last"))
-    assert low.reason == high.reason == "forecast"
-    assert high.workers > low.workers >= 3
+def learn(curve: SpeedCurve, truth: Speed, count: int, seed: int = 1) -> None:
+    rng = random.Random(seed)
+    for _ in range(count):
+        tokens = rng.choice((0, 0, rng.randrange(8192)))
+        decodes = rng.randrange(1, 64)
+        context = decodes * rng.randrange(100, 20_000)
+        step_s = truth.took_s(tokens, decodes, context) * rng.uniform(0.97, 1.03)
+        curve.learn(StepSight(step_s=step_s, prefill_tokens=tokens, decodes=decodes, context_tokens=context))
 
 
-def test_a_load_that_is_kept_asks_for_its_workers_and_forecasts_for_no_more() -> None:
-    forecast = Forecast(value=4.0, low=3.0, high=40.0, by="last")
-    assert need(kept=12.0).reason == "peak_kept"
-    assert need(kept=12.0, forecast=forecast).workers == need(kept=12.0).workers < need(forecast=forecast).workers
-    assert need(kept=12.0, rate=20.0).workers == need(rate=20.0).workers, "what is there already is above it"
-    assert need(kept=12.0, idle=True) == Need(0, "idle")
+def test_the_curve_is_learnt_from_steps() -> None:
+    curve = SpeedCurve()
+    learn(curve, TRUTH, 300)
+    found = curve.speed()
+    assert found.prefill_s == pytest.approx(TRUTH.prefill_s, rel=0.1)
+    assert found.step_s(32, 8000) == pytest.approx(TRUTH.step_s(32, 8000), rel=0.1)
 
 
-def test_what_waits_is_a_need_even_if_nothing_arrives() -> None:
-    assert need(waiting=1000) == Need(9, "backlog")
+def test_nothing_is_derived_from_a_handful_of_steps_unless_a_profile_seeds_the_curve() -> None:
+    curve = SpeedCurve()
+    learn(curve, TRUTH, LEAST_SAMPLES - 1)
+    assert not curve.known
+    seeded = SpeedCurve(TRUTH)
+    assert seeded.known
+    assert seeded.speed() == TRUTH
 
 
-def test_late_waits_ask_for_one_more_but_not_while_one_is_starting() -> None:
-    assert need(wait_s=5.0) == Need(2, "waits_late")
-    assert need(wait_s=5.0, supply=2).workers == 1
+def test_an_engine_that_became_slower_is_learnt_anew() -> None:
+    curve = SpeedCurve()
+    learn(curve, TRUTH, 300)
+    learn(curve, Speed(base_s=0.03, prefill_s=1e-4, decode_s=8e-4, context_s=4e-8), 1500, seed=2)
+    assert curve.speed().step_s(32, 8000) == pytest.approx(2 * TRUTH.step_s(32, 8000), rel=0.1)
 
 
-def test_an_idle_pool_needs_none_and_a_waiting_request_wakes_it() -> None:
-    assert need(idle=True) == Need(0, "idle")
-    assert need(idle=True, supply=0, ready=0, waiting=1) == Need(1, "from_zero")
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-5, 100), st.integers(0, 10**6), st.integers(0, 4096), st.integers(0, 10**8)),
+        max_size=60,
+    )
+)
+def test_no_sample_makes_a_speed_that_cannot_be(samples: list[tuple[float, int, int, int]]) -> None:
+    curve = SpeedCurve()
+    for step_s, tokens, decodes, context in samples:
+        curve.learn(StepSight(step_s=step_s, prefill_tokens=tokens, decodes=decodes, context_tokens=context))
+    found = curve.speed()
+    assert 0 < found.base_s < float("inf")
+    assert 0 < found.prefill_s < float("inf")
+    assert 0 < found.decode_s < float("inf")
+    assert 0 <= found.context_s < float("inf")
 
 
-def test_demand_that_is_expected_wakes_an_idle_pool() -> None:
-    assert need(idle=True, forecast=Forecast(value=1.0, low=0.5, high=2.0, by="yesterday")).workers >= 1
+def test_a_stored_curve_is_the_same_and_a_broken_one_is_refused() -> None:
+    curve = SpeedCurve()
+    learn(curve, TRUTH, 100)
+    stored = curve.dump()
+    again = SpeedCurve()
+    again.load(stored)
+    assert again.speed() == curve.speed()
+    for broken in ({"_right": [1.0]}, {"_gram": [[float("nan")] * 4] * 4}, {"samples": -1}, {"samples": "x"}):
+        with pytest.raises((ValueError, msgspec.ValidationError)):
+            SpeedCurve().load({**stored, **broken})
 
 
-def test_batch_work_needs_workers_by_its_deadline() -> None:
-    assert need(backlog=((160.0, 1000),)) == Need(5, "batch_deadline")
+def test_a_start_is_under_way_until_its_worker_is_there_and_its_time_is_measured() -> None:
+    starts = StartUps(first_s=60)
+    starts.see([worker("a")], at=0)
+    starts.asked("aggregated", at=10)
+    starts.see([worker("a")], at=15)
+    assert (starts.under_way("aggregated"), starts.p90_s) == (1, 60)
+    starts.see([worker("a"), worker("b")], at=40)
+    assert (starts.under_way("aggregated"), starts.p90_s) == (0, 30)
 
 
-def test_no_need_is_far_above_what_is_allowed() -> None:
-    assert need(waiting=10**9).workers == 51
+def test_a_start_that_never_shows_is_given_up_so_that_it_does_not_count_as_supply_for_ever() -> None:
+    starts = StartUps(first_s=60)
+    starts.see([], at=0)
+    starts.asked("aggregated", at=0)
+    starts.see([], at=170)
+    assert starts.under_way("aggregated") == 1
+    starts.see([], at=181)
+    assert (starts.under_way("aggregated"), starts.lost) == (0, 1)
 
 
-def slots(**kw: object) -> Need:
-    values = {"waiting": 0, "held": 0, "slots": 10, "supply": 1, "ready": 1, "idle": False, **kw}
-    told = Demand(rate=0.0, forecast=None, wait_s=None, waiting=values.pop("waiting"), idle=values.pop("idle"))  # type: ignore[arg-type]
-    return need_by_slots(told, **values)  # type: ignore[arg-type]
+def test_a_worker_that_somebody_else_has_started_tells_its_own_time() -> None:
+    starts = StartUps(first_s=60)
+    starts.see([], at=0)
+    starts.see([worker("a", start_s=12.0)], at=5)
+    assert starts.p90_s == 12.0
 
 
-def test_while_no_speed_is_known_full_slots_ask_for_one_more_at_a_time() -> None:
-    assert slots(held=10, waiting=5) == Need(2, "slots_full")
-    assert slots(held=10, waiting=5, supply=2) == Need(2, "steady")
-    assert slots(held=10) == Need(1, "steady")
-    assert slots(supply=0, ready=0, waiting=1) == Need(1, "from_zero")
-    assert slots(idle=True) == Need(0, "idle")
+def test_the_slow_ones_count() -> None:
+    starts = StartUps(first_s=60)
+    starts.load({"_took": [10.0] * 8 + [50.0, 90.0], "_asked": [], "_known": None})
+    assert starts.p90_s == 50.0
 
 
-backlogs = st.lists(st.tuples(st.floats(-100, 1e5), st.integers(0, 10_000)), max_size=10)
+def test_after_a_restart_a_start_is_still_under_way() -> None:
+    starts, again = StartUps(first_s=60), StartUps(first_s=60)
+    starts.see([worker("a")], at=0)
+    starts.asked("decode", at=10)
+    again.load(starts.dump())
+    again.see([worker("a"), worker("d", "decode")], at=30)
+    assert (again.under_way("decode"), again.p90_s) == (0, 20)
 
 
-def test_the_tightest_deadline_counts_with_all_that_is_due_before_it() -> None:
-    # 100 in 110 s and 1000 in 1010 s, with 10 s to start and one a second: 1.0 and 1.1
-    assert required([(110, 100), (1010, 1000)], per_s=1.0, start_s=10) == 1.1
+SPEED_PROFILE_TRUTH = Speed(base_s=0.012, prefill_s=4e-5, decode_s=3e-4, context_s=1e-8)
 
 
-def test_work_sleeps_until_it_is_worth_a_start() -> None:
-    assert batch_workers([(1000, 400)], per_s=1.0, start_s=0, awake=False) == 0
-    assert batch_workers([(1000, 400)], per_s=1.0, start_s=0, awake=True) == 1
-    assert batch_workers([(1000, 900)], per_s=1.0, start_s=0, awake=False) == 1
+def step(truth: Speed, rng: random.Random, *, decodes: int | None = None, noise: float = 0.02) -> StepSight:
+    tokens = rng.choice((0, 0, rng.randrange(1, 2048)))
+    sequences = rng.randrange(1, 33) if decodes is None else decodes
+    context = sequences * rng.randrange(50, 4000)
+    step_s = truth.took_s(tokens, sequences, context) * rng.uniform(1 - noise, 1 + noise)
+    return StepSight(step_s=step_s, prefill_tokens=tokens, decodes=sequences, context_tokens=context)
 
 
-def test_work_that_is_late_already_is_finite() -> None:
-    assert batch_workers([(-5, 10)], per_s=1.0, start_s=60, awake=True) == 10
+def profiled(count: int, truth: Speed = SPEED_PROFILE_TRUTH, **kwargs: int) -> SpeedProfile:
+    rng, profile = random.Random(7), SpeedProfile()
+    for _ in range(count):
+        profile.note("aggregated", "w", step(truth, rng, **kwargs))
+    return profile
 
 
-def test_no_backlog_needs_nobody() -> None:
-    assert batch_workers([], per_s=1.0, start_s=60, awake=True) == 0
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1e-3, 0.1), st.floats(1e-6, 1e-3), st.floats(1e-5, 1e-3))
+def test_a_profile_predicts_the_steps_of_any_engine_that_is_linear(base_s: float, prefill_s: float, decode_s: float) -> None:
+    found = profiled(300, Speed(base_s=base_s, prefill_s=prefill_s, decode_s=decode_s, context_s=0.0)).roles()["aggregated"]
+    assert found.error < 0.06
+    assert found.near > 0.95
 
 
-@given(backlogs, st.floats(0.01, 100), st.floats(0, 600))
-def test_those_that_are_required_meet_every_deadline(backlog: list[tuple[float, int]], per_s: float, start_s: float) -> None:
-    workers = batch_workers(backlog, per_s=per_s, start_s=start_s, awake=True)
-    done = 0
-    for left_s, count in sorted(backlog):
-        done += count
-        assert done <= workers * per_s * max(left_s - start_s, 1.0) * (1 + 1e-6) + 1e-6
+def test_the_first_steps_weigh_as_much_as_the_last() -> None:
+    rng, profile = random.Random(3), SpeedProfile()
+    slow = Speed(base_s=0.024, prefill_s=8e-5, decode_s=6e-4, context_s=2e-8)
+    for truth in (SPEED_PROFILE_TRUTH, slow):
+        for _ in range(600):
+            profile.note("aggregated", "w", step(truth, rng, noise=0.0))
+    predicted = profile.roles()["aggregated"].speed.step_s(16, 1000)
+    # relative errors: the fast half pulls more, and what forgets would be at the slow engine's time
+    assert predicted < 0.75 * slow.step_s(16, 1000)
+
+
+def test_a_step_that_is_reported_again_counts_once_and_the_first_may_be_an_old_one() -> None:
+    rng, profile = random.Random(1), SpeedProfile()
+    first, second = step(SPEED_PROFILE_TRUTH, rng), step(SPEED_PROFILE_TRUTH, rng)
+    for name, one in (("w", first), ("w", first), ("w", second), ("w", second), ("other", second), ("encode", first)):
+        profile.note("encode" if name == "encode" else "aggregated", name, one)
+    profile.note("encode", "encode", second)
+    assert profile.counts() == {"aggregated": 1}, "an encoder has no role that is planned"
+
+
+def test_a_role_with_too_few_steps_has_no_profile() -> None:
+    assert profiled(LEAST_SAMPLES).roles() == {}
+    assert set(profiled(LEAST_SAMPLES + 1).roles()) == {"aggregated"}
+
+
+def test_what_the_steps_did_not_vary_in_is_named() -> None:
+    assert " ".join(profiled(300).roles()["aggregated"].lacks) == ""
+    assert "8 to 8 sequences" in " ".join(profiled(300, decodes=8).roles()["aggregated"].lacks)
+    profile = SpeedProfile()
+    for number in range(30):
+        profile.note("aggregated", "w", StepSight(step_s=0.01 + number * 1e-5, prefill_tokens=0, decodes=1 + number))
+        profile.note("prefill", "p", StepSight(step_s=0.01 + number * 1e-5, prefill_tokens=100 + number, decodes=0))
+    found = profile.roles()
+    assert "only 0 steps computed a prompt" in " ".join(found["aggregated"].lacks)
+    assert " ".join(found["prefill"].lacks) == ""
 
 
 def test_arrivals_become_a_rate_per_step() -> None:
@@ -138,7 +212,7 @@ def test_a_step_that_nobody_watched_is_unknown_and_not_zero() -> None:
     series = DemandSeries(step_s=10, keep_s=100)
     series.add(10, since_s=100, until_s=110)
     assert series.add(None, since_s=110, until_s=130) == [None, None]
-    assert series.known(3) == [1.0]
+    assert series.rate(3) == 1.0
 
 
 def test_a_step_without_arrivals_that_was_watched_is_zero() -> None:
@@ -153,16 +227,11 @@ def test_a_clock_that_goes_back_changes_nothing() -> None:
     assert list(series.values) == [1.0]
 
 
-def test_a_negative_count_is_no_arrival() -> None:
-    series = DemandSeries(step_s=10, keep_s=100)
-    assert series.add(-5, since_s=100, until_s=110) == [0.0]
-
-
 def test_what_is_older_than_the_series_is_forgotten() -> None:
     series = DemandSeries(step_s=10, keep_s=100)
     series.add(10, since_s=100, until_s=110)
     assert series.add(10, since_s=110, until_s=100_000) == []
-    assert not series.known(100)
+    assert series.rate(100) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0.1, 40)), min_size=1, max_size=40))
@@ -210,13 +279,6 @@ def test_waits_are_a_quantile_and_nothing_of_too_few() -> None:
     recent.note(seen(0, placed=tuple(RequestSight(prompt=1, uncached=1, waited_s=float(i)) for i in range(20))))
     assert recent.wait_s(0.95, since_s=BEGAN) == 19.0
     assert recent.wait_s(0.95, since_s=BEGAN + 1) is None
-
-
-def test_lengths_that_cannot_be_are_ignored() -> None:
-    recent = RecentRequests()
-    recent.note(seen(0, placed=(RequestSight(prompt=-1, uncached=0), RequestSight(prompt=5, uncached=9)), outputs=(-4,)))
-    assert recent.shape is not None
-    assert (recent.shape.prompt, recent.shape.uncached, recent.shape.output) == (5, 5, FIRST_OUTPUT)
 
 
 def test_lengths_are_stored_and_taken_over() -> None:
@@ -284,7 +346,7 @@ def test_where_more_may_be_late_it_takes_more_of_them() -> None:
 
 def test_one_that_does_not_move_is_what_was_set() -> None:
     some = confidence(0.85, moves=False)
-    assert not some.note([LATE] * 100)
+    some.note([LATE] * 100)
     some.load({"value": 0.6})
     assert some.value == 0.85
 
@@ -293,12 +355,10 @@ def test_one_that_does_not_move_is_what_was_set() -> None:
     st.floats(0.5, 0.999),
     st.lists(st.lists(st.sampled_from([GOOD, LATE, SLOW]), max_size=40), max_size=300),
 )
-def test_it_never_leaves_its_bounds_and_says_when_it_changes(first: float, looks: list[list[OutcomeSight]]) -> None:
+def test_it_never_leaves_its_bounds(first: float, looks: list[list[OutcomeSight]]) -> None:
     some = confidence(first)
     for ended in looks:
-        before = some.value
-        changed = some.note(ended)
-        assert changed == (some.value != before)
+        some.note(ended)
         assert min(LOWEST, first) <= some.value <= max(HIGHEST, first)
 
 
@@ -449,7 +509,7 @@ def test_the_most_that_was_needed_lately_counts() -> None:
 def test_a_number_that_went_up_stays_for_two_start_ups() -> None:
     some = Hysteresis(window_s=60)
     assert some.may_go_down(at=0, start_s=100)
-    some.went(1, at=0)
+    some.up_s = 0
     assert not some.may_go_down(at=199, start_s=100)
     assert some.may_go_down(at=200, start_s=100)
 
@@ -457,7 +517,7 @@ def test_a_number_that_went_up_stays_for_two_start_ups() -> None:
 def test_a_history_is_stored_and_taken_over() -> None:
     some, again = Hysteresis(window_s=60), Hysteresis(window_s=60)
     some.note(5, at=0)
-    some.went(2, at=0)
+    some.up_s = 0
     again.load(some.dump())
     assert again.note(1, at=10) == 5
     assert not again.may_go_down(at=10, start_s=100)
