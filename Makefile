@@ -125,6 +125,6 @@ forecasts: layer-forecasts ## install statsforecast for the tests of the planner
 browser: layer-browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 clean: ## remove what was installed and cached, not the data in .headrace
-	rm -f router/index/*.so router/index/*.c
+	rm -f router/*/*.so router/*/*.c
 	rm -rf $(VENV) .venv-sglang $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

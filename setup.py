@@ -1,4 +1,4 @@
-"""Leaves the compiled prefix index out of a wheel where HEADRACE_PURE is set. All else is in pyproject.toml."""
+"""Leaves the compiled modules of the router out of a wheel where HEADRACE_PURE is set. All else is in pyproject.toml."""
 
 from __future__ import annotations
 

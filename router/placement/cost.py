@@ -223,7 +223,6 @@ class CostMatrix:
         self.deadline: Floats = np.zeros(0)
         self.priority: Floats = np.zeros(0)
         self.blocks: Floats = np.zeros(0)
-        self._spare: Floats = np.zeros((2, 0, 0))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -293,12 +292,6 @@ class CostMatrix:
     def numbers(self, requests: Sequence[Waiting]) -> Ints:
         rows = self.rows
         return np.fromiter((rows[request.id].number for request in requests), dtype=np.intp, count=len(requests))
-
-    def spare(self, rows: int) -> Floats:
-        """Return two arrays of so many rows to compute in, until the next call. New ones cost more than to fill them."""
-        if self._spare.shape[1] < rows or self._spare.shape[2] != self.width:
-            self._spare = np.empty((2, rows, self.width))
-        return self._spare[:, :rows]
 
     # Parts.
 

@@ -12,9 +12,9 @@ import numpy as np
 from headrace.broker.messages.control import Candidate, Decided, Explanation, FleetDecision
 from headrace.broker.messages.requests import PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
-from headrace.router.placement.array_choice import costs
 from headrace.router.placement.cost import CostMatrix, CostRow
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.pair_costs import costs
 from headrace.router.placement.policies import Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting

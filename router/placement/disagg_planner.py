@@ -13,10 +13,10 @@ from headrace.broker.codec import unpack_u64
 from headrace.broker.messages.events import JobEvent, LoadReport
 from headrace.broker.messages.requests import PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
-from headrace.router.placement.array_choice import needs_one
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.cost import CostMatrix, CostRow
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.pair_costs import needs_one
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.transfer import (
     ANY,

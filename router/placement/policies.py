@@ -14,16 +14,21 @@ from importlib import import_module
 from typing import Protocol
 
 import numpy as np
+import structlog
 
 from headrace.router.errors import SettingsInvalid
-from headrace.router.placement import array_choice, scalar_choice
-from headrace.router.placement.array_choice import Costs, costs
-from headrace.router.placement.cost import CostMatrix, CostRow
+from headrace.router.placement.cost import CostMatrix, CostRow, blocks_needed
 from headrace.router.placement.first_tokens import Promises
 from headrace.router.placement.fleets import PREFERENCE_S, FleetChooser
+from headrace.router.placement.kernel import DEADLINE_MARGIN_S, NEARLY_S, OUT_OF_TURN_S, PRIORITY_S
+from headrace.router.placement.pair_costs import Costs, costs
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting
-from headrace.router.placement.worker_view import Floats, Ints, WorkerView
+from headrace.router.placement.worker_view import Floats, Ints, WorkerView, kernel
+
+_log = structlog.get_logger(__name__)
+
+MOST_PAIRS = 400  # of a request and a worker, and four for a request: with more, arrays are quicker than the kernel in Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class KvPolicy:
         self._rng = rng
         self._fleets = fleets
         self._promises = promises
+        if not kernel.COMPILED:
+            _log.warning("kernel.not_compiled")
         self.passed_up = False  # in the last pick, a request could have been placed and waits for a better worker
 
     def pick(
@@ -75,13 +82,24 @@ class KvPolicy:
     ) -> Pick | None:
         settings = self._settings
         several = self._fleets is not None and self._fleets.several
-        if several or self._promises or not array_choice.applies(workers, settings):
+        many = not kernel.COMPILED and len(group) * (window.width + 4) > MOST_PAIRS
+        if several or many or self._promises or workers.prefill is not None or settings.temperature > 0:
             return self._pick_by_all_costs(group, window, workers, congestion, now_s)
-        few = scalar_choice.applies(len(group), workers)
-        choose = scalar_choice.choose if few else array_choice.choose
-        chosen = choose(group, window, workers, congestion, now_s, settings)
-        self.passed_up = chosen.passed_up
-        return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
+        rows = [window.rows[request.id] for request in group]
+        numbers = [row.number for row in rows]
+        works, eligibles = kernel.rows(window.work, numbers), kernel.rows(window.eligible, numbers)
+        at, column, cost_s, aged, self.passed_up = kernel.choose(
+            group,
+            [row.blocks for row in rows],
+            works,
+            eligibles,
+            workers.columns(),
+            congestion,
+            now_s,
+            settings.max_wait_s,
+            settings.ageing,
+        )
+        return Pick(at, column, cost_s, aged) if at >= 0 else None
 
     def _pick_by_all_costs(
         self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
@@ -98,9 +116,9 @@ class KvPolicy:
         possible = np.isfinite(choice[every, column])
         best = (table.cost + penalty).argmin(axis=1)
         age = now_s - window.arrived[rows]
-        urgent = window.deadline[rows] - now_s < here + scalar_choice.DEADLINE_MARGIN_S
+        urgent = window.deadline[rows] - now_s < here + DEADLINE_MARGIN_S
         aged = (age > settings.max_wait_s) | urgent
-        ahead = (table.cost + penalty)[every, best] < (table.here + penalty)[every, column] - 1e-9
+        ahead = (table.cost + penalty)[every, best] < (table.here + penalty)[every, column] - NEARLY_S
         waits = ~table.open[every, best] & ahead & ~aged
         self.passed_up = bool((possible & waits).any())
         possible &= ~waits
@@ -110,8 +128,8 @@ class KvPolicy:
             score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
         else:
             score = table.work_s[every, column] - settings.ageing * age
-        score += window.priority[rows] * scalar_choice.PRIORITY_S
-        score[aged] -= scalar_choice.OUT_OF_TURN_S + age[aged]
+        score += window.priority[rows] * PRIORITY_S
+        score[aged] -= OUT_OF_TURN_S + age[aged]
         score[~possible] = np.inf
         at = int(score.argmin())
         target = self._soften(table, at, int(column[at]), penalty)
@@ -141,6 +159,24 @@ class KvPolicy:
         spread = cost.max() - cost.min()
         weights = np.exp(-(cost - cost.min()) / (spread * temperature)) if spread > 0 else np.ones(len(free))
         return int(self._rng.choices(free.tolist(), weights.tolist())[0])
+
+
+def pick_plain(
+    request: Waiting, work: Sequence[float], workers: WorkerView, congestion: float, now_s: float, settings: SchedulerSettings
+) -> Pick | None:
+    """Pick as `KvPolicy` does where only this request waits and every worker may take it. `work`: uncached tokens on each."""
+    at, column, cost_s, aged, _ = kernel.choose(
+        [request],
+        [blocks_needed(request)],
+        kernel.numbers(work),
+        b"\1" * len(work),
+        workers.columns(),
+        congestion,
+        now_s,
+        settings.max_wait_s,
+        settings.ageing,
+    )
+    return Pick(at, column, cost_s, aged) if at >= 0 else None
 
 
 def is_remote(table: Costs, at: int, column: int) -> bool:

@@ -34,9 +34,8 @@ from headrace.router.placement.disagg_planner import (
 from headrace.router.placement.fleet_grid import FleetGrid
 from headrace.router.placement.fleets import FleetChooser
 from headrace.router.placement.load import WorkerLoad
-from headrace.router.placement.policies import Pick, make_policy, prefer_session
+from headrace.router.placement.policies import Pick, make_policy, pick_plain, prefer_session
 from headrace.router.placement.pool import Pool
-from headrace.router.placement.scalar_choice import ScalarChoice, choose_one
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.suspects import WaitingSuspect, on_trial
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
@@ -169,8 +168,8 @@ class Scheduler:
         overlaps = self._view.lookup(request.chain)
         work = self._work(request, overlaps)
         congestion = pool.congestion(len(self.window.interactive) + 1)
-        chosen = choose_one(request, work, workers, congestion, now_s, self.settings)
-        if chosen.at < 0 or not self._in_time(request, min(work), workers, now_s):
+        chosen = pick_plain(request, work, workers, congestion, now_s, self.settings)
+        if chosen is None or not self._in_time(request, min(work), workers, now_s):
             return None
         load = loads.ordered[chosen.column]
         wait_s = workers.all_wait_s[chosen.column]
@@ -364,7 +363,7 @@ class Scheduler:
         return explanation(found, router=self.name, policy=self.settings.policy) if found else None
 
 
-def _reason(chosen: ScalarChoice, overlap: Overlap, overlaps: Mapping[str, Overlap], workers: int) -> str:
+def _reason(chosen: Pick, overlap: Overlap, overlaps: Mapping[str, Overlap], workers: int) -> str:
     if workers == 1:
         return "only"
     if chosen.aged:

@@ -1,12 +1,12 @@
 """Describes all workers at one moment, as a decision sees them: as plain lists and as arrays, the one from the other on demand.
 
-The choice among a few requests is quicker without arrays (`scalar_choice.py`), among many with them (`array_costs.py`); both
-must see the same numbers.
+The kernel takes plain numbers (`columns`); prefill workers, worker groups and guards of first tokens are weighed with arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.broker.places import worker_of
+from headrace.router.placement import kernel as interpreted
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.transfer import PrefillView
 from headrace.router.placement.types import Waiting, WorkerInfo
@@ -21,6 +22,11 @@ from headrace.router.placement.types import Waiting, WorkerInfo
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
+
+try:
+    kernel = import_module("headrace.router.placement._kernel")
+except ImportError:  # it was not compiled
+    kernel = interpreted
 
 
 class WorkerView:
@@ -48,6 +54,7 @@ class WorkerView:
     def __init__(self, *, prefill: PrefillView | None = None, **columns: Any) -> None:
         """`columns`: all, each as a list or as an array. `prefill` None: every prompt is computed where it is answered."""
         self.prefill = prefill
+        self._columns: Any = None
         self.__dict__.update(columns)
 
     def __getattr__(self, name: str) -> Any:
@@ -68,6 +75,21 @@ class WorkerView:
     def close(self, column: int) -> None:
         self.all_room[column] = False
         self.__dict__.pop("room", None)
+        self._columns = None
+
+    def columns(self) -> Any:
+        """Return what `kernel.choose` looks at: waits, seconds per token, of a step, free blocks (-1 without room), tastes."""
+        if self._columns is None:
+            if "all_wait_s" in self.__dict__:
+                free = [blocks if room else -1.0 for blocks, room in zip(self.all_blocks_free, self.all_room, strict=True)]
+                taste = [factor - 1.0 + lost for factor, lost in zip(self.all_unevenness, self.all_disturbed, strict=True)]
+                self._columns = kernel.numbers([*self.all_wait_s, *self.all_token_s, *self.all_step_s, *free, *taste])
+            else:
+                free_blocks = np.where(self.room, self.blocks_free, -1.0)
+                tastes = self.unevenness - 1.0 + self.disturbed
+                parts = np.array([self.wait_s, self.token_s, self.step_s, free_blocks, tastes])
+                self._columns = kernel.rows(parts, range(5))
+        return self._columns
 
 
 _EXPLAINED = ("wait_s", "pending", "token_s", "step_s", "room", "running")

@@ -1,24 +1,37 @@
-"""Both short ways to a choice, one by one and as arrays, come to that of all costs, to the last bit."""
+"""The kernel, interpreted and compiled, chooses to the last bit as the arrays of all costs do."""
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from math import inf
 
 import pytest
 
 from headrace.router.index.types import Overlap
-from headrace.router.placement import array_choice, scalar_choice
+from headrace.router.placement import kernel as interpreted
+from headrace.router.placement import policies, worker_view
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.cost import CostMatrix
 from headrace.router.placement.load import LoadTable
-from headrace.router.placement.policies import KvPolicy, Pick
+from headrace.router.placement.policies import KvPolicy
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.transfer import PrefillPool
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.router.placement.worker_view import WorkerView
 
 NOW_S = 1000.0
+COMPILED = "headrace.router.placement._kernel"
+
+
+@pytest.fixture(params=["interpreted", "compiled"])
+def kernel(request, monkeypatch):
+    if request.param == "compiled" and importlib.util.find_spec(COMPILED) is None:
+        pytest.skip("the kernel was not compiled")
+    form = interpreted if request.param == "interpreted" else importlib.import_module(COMPILED)
+    monkeypatch.setattr(policies, "kernel", form)
+    monkeypatch.setattr(worker_view, "kernel", form)
+    return form
 
 
 def state(rng):
@@ -71,37 +84,40 @@ def workers(rng, count):
     )
 
 
+@pytest.mark.parametrize("arrays", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("way", [scalar_choice, array_choice])
-def test_requests_are_placed_as_by_all_costs(seed, way):
+def test_requests_are_placed_as_by_all_costs(seed, arrays, kernel, monkeypatch):
+    monkeypatch.setattr(policies, "MOST_PAIRS", 10_000)
     rng = random.Random(seed)
     placed = waited = 0
     for _ in range(150):
         window, group, now, settings = state(rng)
         congestion = rng.choice([0.0, 0.25, 2.75, 13.1])
         policy = KvPolicy(settings, random.Random(0))
-        chosen = way.choose(group, window, now, congestion, NOW_S, settings)
-        expected = policy._pick_by_all_costs(group, window, now, congestion, NOW_S)
-        found = Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
-        assert (found, chosen.passed_up) == (expected, policy.passed_up)
+        expected = policy._pick_by_all_costs(group, window, as_arrays(now), congestion, NOW_S)
+        passed_up, policy.passed_up = policy.passed_up, False
+        found = policy.pick(group, window, as_arrays(now) if arrays else now, congestion, NOW_S)
+        assert (found, policy.passed_up) == (expected, passed_up)
         placed += expected is not None
-        waited += chosen.passed_up
+        waited += passed_up
     assert placed > 30
     assert waited > 3
 
 
-def test_many_requests_are_left_to_arrays_and_soft_choices_to_all_costs():
-    now = workers(random.Random(0), 4)
-    most = scalar_choice.MOST_PAIRS // (4 + scalar_choice.ROW)
-    assert scalar_choice.applies(most, now)
-    assert not scalar_choice.applies(most + 1, now)
-    assert array_choice.applies(now, SchedulerSettings())
-    assert not array_choice.applies(now, SchedulerSettings(temperature=0.5))
+def as_arrays(now):
+    return WorkerView(**{name[4:]: getattr(now, name[4:]) for name in [*now.__dict__] if name.startswith("all_")})
 
 
-def test_a_worker_that_is_closed_has_no_room_in_either_form():
-    now = workers(random.Random(0), 3)
-    now.all_room[:] = [True, True, True]
-    assert now.room.tolist() == [True, True, True]
-    now.close(1)
-    assert (now.all_room, now.room.tolist()) == ([True, False, True], [True, False, True])
+def test_a_worker_that_is_closed_gets_nothing(kernel):
+    rng = random.Random(0)
+    window, group, now, settings = state(rng)
+    for form in (now, as_arrays(now)):
+        form.all_room[:] = [True] * window.width
+        policy = KvPolicy(settings, rng)
+        columns = set()
+        while (pick := policy.pick(group, window, form, 0.0, NOW_S)) is not None:
+            assert pick.column not in columns
+            columns.add(pick.column)
+            form.close(pick.column)
+        assert columns
+        assert not form.room[sorted(columns)].any()
