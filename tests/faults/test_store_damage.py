@@ -20,7 +20,7 @@ from headrace.jetstream.settings import ServerSettings
 from tests.faults.support.scene import Scene, deployed
 from tests.support.machine_faults import delete, garble, garble_descriptions, truncate
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 
 STREAMS = 12
 TOKEN_S = 0.02
