@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(240)]
 WORDS = [f"word{i}" for i in range(40)]
 FAST = {"HEADRACE_PLANNER_STEP_S": "2", "HEADRACE_PLANNER_DOWN_S": "4", "HEADRACE_PLANNER_IDLE_S": "5"}
 PATIENCE_S = 90.0
+REQUESTS = 40
 
 
 class RunningPlanner:
@@ -128,11 +129,11 @@ def test_workers_come_with_the_load_and_leave_after_it_without_a_failed_request(
         first = planner("--least", "1")
         first.until("it leads", lambda: bool(first.events("planner.leads")))
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            answers = [pool.submit(ask, up.state()["url"], seed) for seed in range(60)]
+            answers = [pool.submit(ask, up.state()["url"], seed) for seed in range(REQUESTS)]
             first.until("a worker was added", lambda: workers(up) > 1)
             first.process.send_signal(signal.SIGKILL)  # its memory is what it had stored
             second = planner("--least", "0")
-            assert [answer.result() for answer in answers] == [200] * 60
+            assert [answer.result() for answer in answers] == [200] * REQUESTS
         second.until("it has recalled what the first one knew", lambda: bool(second.events("planner.recalled")))
         second.until("all have left", lambda: workers(up) == 0)
         assert "idle" in second.reasons()

@@ -64,10 +64,11 @@ def test_every_page_is_shown_without_an_error_and_without_a_barrier(browser: Bro
     page = opened(browser, address)
     page.scheme(scheme)
     page.run(AXE.read_text() + "; true")
+    rules = "{}" if scheme == "light" else "{runOnly: ['color-contrast']}"  # nothing else depends on it
     for path in PAGES:
         go(page, path)
         violations = "told.violations.map((v) => [v.id, v.nodes.map((n) => n.html)])"
-        found = page.run(f"axe.run(document).then((told) => JSON.stringify({violations}))")
+        found = page.run(f"axe.run(document, {rules}).then((told) => JSON.stringify({violations}))")
         assert json.loads(found) == [], (path, scheme)
         if SHOTS:
             name = "story" if "/" in path else path or "overview"
