@@ -56,7 +56,7 @@ class Arena:
             "ttft_p90_s": round(firsts[int(0.9 * len(firsts))], 2),
             "ttft_p99_s": round(firsts[int(0.99 * len(firsts))], 2),
             "most": outcome.most,
-            "starts": sum(sign > 0 for _, sign in outcome.changes),
+            "starts": outcome.starts,
             "drains": outcome.drains,
             "turns": turns(outcome.changes, within_s=2.0 * self.start_s),
             "failed": outcome.failed,

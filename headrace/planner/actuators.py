@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -54,6 +53,8 @@ LEADING = Gauge("headrace_planner_leading", "1 while this process decides")
 
 def show(plan: Plan) -> None:
     pool = plan.pool
+    for reason in REASONS:  # all are series from the beginning, so that you can ask for a rate of them
+        TICKS.labels(pool, reason)
     for role, count in plan.desired.items():
         DESIRED.labels(pool, role).set(count)
         SUPPLY.labels(pool, role).set(plan.supply.get(role, 0))
@@ -71,12 +72,6 @@ def show(plan: Plan) -> None:
     TICKS.labels(pool, plan.reason).inc()
 
 
-def declare(pool: str) -> None:
-    """Have every reason as a series from the beginning, so that a rate of it can be asked for."""
-    for reason in REASONS:
-        TICKS.labels(pool, reason)
-
-
 log = structlog.get_logger()
 
 ACCEPTED_S = 3.0  # for a worker to accept a command
@@ -84,156 +79,117 @@ ROLE_GRACE_S = 30.0  # for its requests before a worker changes its role
 COMMAND_S = 15.0
 
 
-class Starter(Protocol):
-    async def start(self, plan: Plan, role: str) -> str:
-        """Start one and return how it is called. Raises CommandError."""
+Starter = Callable[[Plan, str], Awaitable[str]]  # starts a worker of a role and returns its name; raises CommandError
+Leaver = Callable[[Plan, str, Sequence[str]], Awaitable[None]]  # has these workers of a role leave; raises CommandError
 
 
-class Leaver(Protocol):
-    """Has workers leave where a command to them is not enough, because what runs them would start them again."""
+def by_supervisor(socket: str) -> Starter:
+    """Start workers by the `headrace up` of this machine, over its control socket."""
 
-    async def leave(self, plan: Plan, role: str, workers: Sequence[str]) -> list[str]:
-        """Have these workers of a role leave and return those that do. Raises CommandError."""
+    async def start(plan: Plan, role: str) -> str:
+        return await ask_for_worker(socket, model=plan.model, role=role)
 
-
-class SupervisorStarter:
-    """Starts workers by the `headrace up` of this machine."""
-
-    def __init__(self, socket: str) -> None:
-        """`socket`: the path of its control socket."""
-        self._socket = socket
-
-    async def start(self, plan: Plan, role: str) -> str:
-        return await ask_for_worker(self._socket, model=plan.model, role=role)
+    return start
 
 
-class CommandStarter:
-    """Starts workers by an operator's command, which gets what is wanted as variables and the plan as JSON on its input."""
+def by_command(command: str) -> Starter:
+    """Start workers by an operator's command, which gets the plan as variables and as JSON on its input."""
+    name, *arguments = shlex.split(command)
 
-    def __init__(self, command: str) -> None:
-        self._words = shlex.split(command)
-
-    async def start(self, plan: Plan, role: str) -> str:
-        env = {
-            **os.environ,
-            "HEADRACE_PLAN_MODEL": plan.model,
-            "HEADRACE_PLAN_POOL": plan.pool,
-            "HEADRACE_PLAN_ROLE": role,
-            "HEADRACE_PLAN_DESIRED": str(plan.desired.get(role, 0)),
-        }
-        told = json.dumps({"model": plan.model, "pool": plan.pool, "desired": plan.desired, "reason": plan.reason}).encode()
+    async def start(plan: Plan, role: str) -> str:
+        told = {"model": plan.model, "pool": plan.pool, "desired": plan.desired, "reason": plan.reason}
+        variables = {"MODEL": plan.model, "POOL": plan.pool, "ROLE": role, "DESIRED": str(plan.desired.get(role, 0))}
+        env = {**os.environ, **{f"HEADRACE_PLAN_{key}": value for key, value in variables.items()}}
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words, env=env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
-            )
+            process = await asyncio.create_subprocess_exec(name, *arguments, env=env, stdin=pipe, stdout=null)
         except OSError as error:
-            raise CommandError(f"{self._words[0]} cannot be run: {error.strerror}") from error
+            raise CommandError(f"{name} cannot be run: {error.strerror}") from error
         try:
             async with asyncio.timeout(COMMAND_S):
-                await process.communicate(told)
+                await process.communicate(json.dumps(told).encode())
         except TimeoutError:
             process.kill()
-            raise CommandError(f"{self._words[0]} has not ended within {COMMAND_S:g} s") from None
+            raise CommandError(f"{name} has not ended within {COMMAND_S:g} s") from None
         if process.returncode:
-            raise CommandError(f"{self._words[0]} ended with {process.returncode}")
-        return self._words[0]
+            raise CommandError(f"{name} ended with {process.returncode}")
+        return name
+
+    return start
 
 
 class Actuator:
     """Carries plans out, one action after the other. A failed one is counted, logged, and planned anew at the next tick."""
 
-    def __init__(self, messaging: Messaging, names: Subjects, starter: Starter | None, leaver: Leaver | None = None) -> None:
-        """Without a `starter` no worker can be started, and plans that want it say so in the log.
+    def __init__(self, messaging: Messaging, names: Subjects, start: Starter | None, leave: Leaver | None = None) -> None:
+        """Without `start` no worker can be started, and plans that want it say so in the log.
 
-        Without a `leaver` those that leave are told to drain.
+        `leave` is for workers that whatever runs them would start again; without it those that leave are told to drain.
         """
         self._nats = messaging
         self._names = names
-        self._starter = starter
-        self._leaver = leaver
+        self._start = start
+        self._leave = leave
 
     async def carry_out(self, plan: Plan) -> Plan:
         """Do what the plan says and return it with the actions that succeeded, and the numbers that these make."""
-        done: list[Action] = []
+        together: dict[str, list[Action]] = {}  # those of a role that drain, as one number says how many remain
+        steps: list[list[Action]] = []
         for action in plan.actions:
-            if action.kind == "drain" and self._leaver is not None:
-                continue
-            try:
-                what = await self._do(plan, action)
-            except (CommandError, JetStreamError) as error:
-                self._failed(plan, action, error)
-                continue
-            self._done(plan, action, what)
-            done.append(action)
-        if self._leaver is not None:
-            done += await self._leave(plan, self._leaver)
-        return carried_out(plan, done)
-
-    async def _leave(self, plan: Plan, leaver: Leaver) -> list[Action]:
-        """Have all that drain leave, those of a role together, as one number says how many remain."""
+            if action.kind == "drain" and self._leave is not None:
+                together.setdefault(action.role, []).append(action)
+            else:
+                steps.append([action])
         done: list[Action] = []
-        for role in dict.fromkeys(one.role for one in plan.actions if one.kind == "drain"):
-            leaving = [one for one in plan.actions if one.kind == "drain" and one.role == role]
+        for actions in [*steps, *together.values()]:
             try:
-                gone = await leaver.leave(plan, role, [one.worker for one in leaving])
+                name = await self._do(plan, actions)
             except (CommandError, JetStreamError) as error:
-                for action in leaving:
-                    self._failed(plan, action, error)
+                for one in actions:
+                    ACTIONS.labels(one.kind, "failed").inc()
+                    log.warning(
+                        "planner.action_failed",
+                        pool=plan.pool,
+                        kind=one.kind,
+                        role=one.role,
+                        worker=one.worker,
+                        why=type(error).__name__,
+                        error=str(error),
+                    )
                 continue
-            for action in leaving:
-                if action.worker in gone:
-                    self._done(plan, action, action.worker)
-                    done.append(action)
-        return done
+            for one in actions:
+                ACTIONS.labels(one.kind, "done").inc()
+                worker, reason = name or one.worker, plan.reason
+                log.info("planner.acted", pool=plan.pool, kind=one.kind, role=one.role, worker=worker, reason=reason)
+                announce(self._nats, self._names, f"planner {one.kind}", worker=worker, role=one.role, reason=reason)
+            done += actions
+        desired = dict(plan.supply)
+        for one in done:
+            desired[one.role] = desired.get(one.role, 0) + (-1 if one.kind == "drain" else 1)
+        return replace(plan, actions=tuple(done), desired=desired)
 
-    def _failed(self, plan: Plan, action: Action, error: Exception) -> None:
-        ACTIONS.labels(action.kind, "failed").inc()
-        log.warning(
-            "planner.action_failed",
-            pool=plan.pool,
-            kind=action.kind,
-            role=action.role,
-            worker=action.worker,
-            why=type(error).__name__,
-            error=str(error),
-        )
-
-    def _done(self, plan: Plan, action: Action, what: str) -> None:
-        ACTIONS.labels(action.kind, "done").inc()
-        log.info("planner.acted", pool=plan.pool, kind=action.kind, role=action.role, worker=what, reason=plan.reason)
-        announce(self._nats, self._names, f"planner {action.kind}", worker=what, role=action.role, reason=plan.reason)
-
-    async def _do(self, plan: Plan, action: Action) -> str:
+    async def _do(self, plan: Plan, actions: Sequence[Action]) -> str:
+        """Do an action, or have all that drain leave together. Returns the name of the worker, or of what starts it."""
+        action = actions[0]
         if action.kind == "start":
-            if self._starter is None:
+            if self._start is None:
                 raise CommandError("nothing here can start workers: no `headrace up` runs here, and no command is set")
-            return await self._starter.start(plan, action.role)
-        if action.kind == "drain":
-            return await self._tell(action.worker, Drain(), Done)
-        if action.kind == "wake":
-            return await self._tell(action.worker, Wake(), Operated)
-        return await self._tell(action.worker, SetRole(role=action.role, grace_s=ROLE_GRACE_S), Done)
-
-    async def _tell(self, worker: str, command: Record, kind: type[Done] | type[Operated]) -> str:
-        """Tell a worker. One that does not answer at once is at it: waking and changing a role take longer, its lease tells."""
-        member = find_worker(worker, await live_workers(self._nats, self._names))
+            return await self._start(plan, action.role)
+        if action.kind == "drain" and self._leave is not None:
+            await self._leave(plan, action.role, [one.worker for one in actions])
+            return ""
+        member = find_worker(action.worker, await live_workers(self._nats, self._names))
+        command: Record = SetRole(role=action.role, grace_s=ROLE_GRACE_S)
+        if action.kind != "role":
+            command = Wake() if action.kind == "wake" else Drain()
         subject = self._names.operate_worker(member.pool, member.worker)
         try:
-            answer = decode(kind, await self._nats.request(subject, encode(command), timeout_s=ACCEPTED_S))
+            data = await self._nats.request(subject, encode(command), timeout_s=ACCEPTED_S)
         except RequestTimeout:
-            if kind is Done and isinstance(command, Drain):
+            if action.kind == "drain":
                 raise
-            return member.worker
+            return member.worker  # waking and changing a role take longer: the worker is at it, and its lease says so
+        answer = decode(Operated, data) if action.kind == "wake" else decode(Done, data)
         if not answer.ok:
             raise CommandError(f"worker {member.worker} refused: {answer.message}")
         return member.worker
-
-
-def carried_out(plan: Plan, done: Sequence[Action]) -> Plan:
-    desired = dict(plan.supply)
-    for action in done:
-        if action.kind == "drain":
-            desired[action.role] = desired.get(action.role, 0) - 1
-        else:
-            desired[action.role] = desired.get(action.role, 0) + 1
-    return replace(plan, actions=tuple(done), desired=desired)

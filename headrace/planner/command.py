@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,64 +25,60 @@ from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.part_state import PartState
 from headrace.chat import served_models
-from headrace.commands.control import columns, connected, live_workers
+from headrace.commands.control import columns, connected, live_workers, located_settings
+from headrace.commands.keys import seconds_of
 from headrace.commands.run import run_part, start_part
 from headrace.config.build_settings import add_setting_flags, connect_options, planner_settings, subjects
 from headrace.config.options import PlannerSettings
-from headrace.config.settings import Settings
 from headrace.jetstream.client import connect_patiently
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects
-from headrace.planner.actuators import Actuator, CommandStarter, Starter, SupervisorStarter
+from headrace.planner.actuators import Actuator, Starter, by_command, by_supervisor
 from headrace.planner.capacity import Speed
 from headrace.planner.forecast import statsforecast_models
 from headrace.planner.kubernetes import KubernetesApi, KubernetesScaler
 from headrace.planner.learning import LEAST_SAMPLES, RoleProfile, SpeedProfile
 from headrace.planner.observe import step_sights
 from headrace.planner.process import DesiredPage, PlannerProcess, serve_page
-from headrace.planner.replay import Played, Request, WorldSettings, play_fixed, play_planner, read_placements, read_trace
+from headrace.planner.replay import Request, WorldSettings, play_fixed, play_planner, read_placements, read_trace
 from headrace.tools.argument_types import count, positive
-from headrace.tools.bench.load import Outcome, Target, bodies, run_closed, target
+from headrace.tools.bench.load import Target, bodies, run_closed, target
 from headrace.up.worker_plan import socket_of
 
 log = structlog.get_logger()
 
 CONNECT_S = 30.0
 FRESH_TICKS = 6.0
+_LOGINS = ("planner", "operator")  # the best one first, where the server asks for one
 
 
-def run_planner_command(settings: Settings) -> int:
+def _run(parsed: argparse.Namespace) -> int:
     """Run `headrace planner`. Raises SettingsError."""
+    settings = located_settings(parsed, "planner", logins=_LOGINS)
     start_part(settings, {"component": "planner"})
     options = connect_options(settings, name="headrace planner")
     chosen = planner_settings(settings)
     profile = read_profile(chosen.profile)
-    statsforecast_models(chosen.forecasters)  # what is not installed is said now
+    statsforecast_models(chosen.forecasters)  # a missing package is reported now
     socket = socket_of(Path(settings["data_dir"]).resolve())
-
+    starter = by_supervisor(str(socket)) if socket.exists() else None
+    if chosen.start_command:
+        starter = by_command(chosen.start_command)
     api = KubernetesApi.of_this_pod() if chosen.kubernetes else None
 
     def start() -> Coroutine[Any, Any, int | None]:
-        return run_planner(chosen, options, subjects(settings), starter=_starter(chosen, socket), api=api, profile=profile)
+        return run_planner(chosen, options, subjects(settings), starter=starter, api=api, profile=profile)
 
     return run_part(settings, start)
 
 
-def read_profile(path: str | None) -> dict[str, Speed] | None:
+def read_profile(path: str | None) -> dict[str, Speed]:
     """Read measured speeds, role → base_s, prefill_s, decode_s, context_s. Raises SettingsError for a file that has none."""
-    if not path:
-        return None
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Speed])
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Speed]) if path else {}
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(f"planner.profile: {path} cannot be used: {error}") from error
-
-
-def _starter(settings: PlannerSettings, socket: Path) -> Starter | None:
-    if settings.start_command:
-        return CommandStarter(settings.start_command)
-    return SupervisorStarter(str(socket)) if socket.exists() else None
 
 
 async def run_planner(
@@ -93,7 +88,7 @@ async def run_planner(
     *,
     starter: Starter | None,
     api: KubernetesApi | None = None,
-    profile: dict[str, Speed] | None = None,
+    profile: dict[str, Speed],
 ) -> None:
     """Plan until SIGTERM or SIGINT. With an `api` Kubernetes starts and stops workers, else `starter` starts them.
 
@@ -106,9 +101,11 @@ async def run_planner(
         raise StartFailed(f"port {settings.port} of {settings.host} cannot be used: {error}") from error
     log.info("planner.listening", host=settings.host, port=port, mode=settings.mode)
     async with await connect_patiently(connect, subjects=names, timeout_s=CONNECT_S) as connection:
-        scaler = KubernetesScaler(api, partial(live_workers, connection, names)) if api is not None else None
-        actuator = Actuator(connection, names, scaler or starter, scaler) if settings.mode == "act" else None
-        process = PlannerProcess(connection, names, settings, page, actuator, profile)
+        actuator = Actuator(connection, names, starter)
+        if api is not None:
+            scaler = KubernetesScaler(api, partial(live_workers, connection, names))
+            actuator = Actuator(connection, names, scaler.start, scaler.leave)
+        process = PlannerProcess(connection, names, settings, page, actuator if settings.mode == "act" else None, profile)
         with stop_signals(stopping.set, stopping.set):
             running = asyncio.create_task(process.run(state), name="planner")
             waiting = asyncio.create_task(stopping.wait(), name="stop")
@@ -127,48 +124,45 @@ async def run_planner(
 #
 # What is asked goes to the HTTP API as any client's requests do; the steps are those of the workers' load reports.
 
-ANSWER_S = 120.0  # after the end of a level, for what was asked in it
+ANSWER_S = 120.0  # after the end of a level, for its requests
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileWish:
-    """The load to ask for: each number of streams with each length of prompt for `seconds`; without a `url` none."""
-
-    url: str | None
-    model: str | None
-    fleet: str | None
-    streams: tuple[int, ...]
-    words: tuple[int, ...]
-    tokens: int
-    seconds: float
-    key: str = ""
-
-
-def run_planner_profile(settings: Settings, wish: ProfileWish, *, out: Path | None) -> int:
-    """Measure, and write the profile to `out` or standard output. Raises CommandError."""
-    model = wish.model or (_first_model(wish.url, wish.key) if wish.url else None)
+def _run_profile(parsed: argparse.Namespace) -> int:
+    """Measure, and write the profile to a file or standard output. Raises CommandError."""
+    settings = located_settings(parsed)
+    if not parsed.listen and not parsed.model:
+        models = served_models(parsed.url, api_key=parsed.api_key)
+        if not models:
+            raise CommandError(f"{parsed.url}: no model is served")
+        parsed.model = models[0]
 
     async def measure(messaging: Messaging, names: Subjects) -> dict[str, RoleProfile]:
-        return await _measured(messaging, names, wish, model)
+        return await _measured(messaging, names, parsed)
 
     found = connected(settings, measure, name="headrace planner profile")
     text = msgspec.json.format(msgspec.json.encode({role: one.speed for role, one in found.items()}), indent=1).decode() + "\n"
-    if out is None:
+    if parsed.out is None:
         sys.stdout.write(text)
     else:
         try:
-            out.write_text(text)
+            parsed.out.write_text(text)
         except OSError as error:
-            raise CommandError(f"{out} cannot be written: {error.strerror or error}") from error
-    sys.stderr.write(_profile_table(found))
+            raise CommandError(f"{parsed.out} cannot be written: {error.strerror or error}") from error
+    costs = ["step", "per prompt token", "per sequence", "per 1,000 of context"]
+    rows = [["role", "steps", *costs, "median error", "within 20 %"]]
+    for role, one in found.items():
+        base, prefill, decode, context = msgspec.structs.astuple(one.speed)
+        costs = [f"{base * 1e3:.2f} ms", f"{prefill * 1e6:.1f} µs", f"{decode * 1e6:.1f} µs", f"{context * 1e9:.2f} µs"]
+        rows.append([role, str(one.steps), *costs, f"{one.error:.1%}", f"{one.near:.0%}"])
+    sys.stderr.write(columns(rows))
     for role, one in found.items():
         for lack in one.lacks:
             sys.stderr.write(f"{role}: {lack}; the profile guesses what that costs. Ask with other --streams or --words.\n")
     return EXIT_OK
 
 
-async def _measured(messaging: Messaging, names: Subjects, wish: ProfileWish, model: str | None) -> dict[str, RoleProfile]:
-    workers = _chosen(await live_workers(messaging, names), model, wish.fleet)
+async def _measured(messaging: Messaging, names: Subjects, wish: argparse.Namespace) -> dict[str, RoleProfile]:
+    workers = _chosen(await live_workers(messaging, names), wish.model, wish.fleet)
     profile = SpeedProfile()
 
     def on_load(message: Message) -> None:
@@ -180,10 +174,10 @@ async def _measured(messaging: Messaging, names: Subjects, wish: ProfileWish, mo
 
     listening = await messaging.subscribe(f"{names.prefix}.load.*.*", on_load)
     try:
-        if wish.url is None:
+        if wish.listen:
             await asyncio.sleep(wish.seconds)
         else:
-            await _ask(target(wish.url, model or "", wish.key), wish, profile)
+            await _ask(target(wish.url, wish.model, wish.api_key), wish, profile)
     finally:
         await listening.unsubscribe()
     found = profile.roles()
@@ -194,34 +188,23 @@ async def _measured(messaging: Messaging, names: Subjects, wish: ProfileWish, mo
     return found
 
 
-async def _ask(server: Target, wish: ProfileWish, profile: SpeedProfile) -> None:
-    levels = [(streams, words) for words in wish.words for streams in wish.streams]
-    for number, (streams, words) in enumerate(levels):
-        end = time.monotonic() + wish.seconds
-        outcome = await run_closed(
-            server,
-            _until(end, server.model, words, wish.tokens, seed=number),
-            streams=streams,
-            timeout_s=wish.seconds + ANSWER_S,
-        )
-        _refuse_failures(outcome, streams, words)
-        told = ", ".join(f"{count} {role}" for role, count in profile.counts().items())
+async def _ask(server: Target, wish: argparse.Namespace, profile: SpeedProfile) -> None:
+    def requests(end: float, words: int, seed: int) -> Iterator[bytes]:
+        """Return bodies until the time `end` of the monotonic clock, at least one."""
+        while True:
+            yield bodies(server.model, requests=1, words=words, tokens=wish.tokens, seed=seed)[0]
+            seed += 1
+            if time.monotonic() >= end:
+                return
+
+    for level, (words, streams) in enumerate(product(wish.words, wish.streams)):
+        sent = requests(time.monotonic() + wish.seconds, words, level * 1_000_000)
+        outcome = await run_closed(server, sent, streams=streams, timeout_s=wish.seconds + ANSWER_S)
+        load = f"{streams} streams and prompts of {words} words"
+        if outcome.failed:
+            raise CommandError(f"{outcome.failed} requests failed with {load}: {outcome.errors[0][:300]}")
+        told = ", ".join(f"{steps} {role}" for role, steps in profile.counts().items())
         sys.stderr.write(f"{streams} streams, prompts of {words} words: {outcome.ok} answers; steps so far: {told or 'none'}\n")
-
-
-def _until(end: float, model: str, words: int, tokens: int, *, seed: int) -> Iterator[bytes]:
-    """Return bodies until the time `end` of the monotonic clock, at least one."""
-    number = 0
-    while not number or time.monotonic() < end:
-        yield bodies(model, requests=1, words=words, tokens=tokens, seed=seed * 1_000_000 + number)[0]
-        number += 1
-
-
-def _refuse_failures(outcome: Outcome, streams: int, words: int) -> None:
-    if outcome.failed:
-        raise CommandError(
-            f"{outcome.failed} requests failed with {streams} streams and prompts of {words} words: {outcome.errors[0][:300]}"
-        )
 
 
 def _chosen(members: list[WorkerMember], model: str | None, fleet: str | None) -> dict[str, WorkerMember]:
@@ -236,84 +219,35 @@ def _chosen(members: list[WorkerMember], model: str | None, fleet: str | None) -
     return {one.worker: one for one in here}
 
 
-def _first_model(url: str, key: str) -> str:
-    models = served_models(url, api_key=key)
-    if not models:
-        raise CommandError(f"{url}: no model is served")
-    return models[0]
-
-
-def _profile_table(found: dict[str, RoleProfile]) -> str:
-    rows = [
-        ["role", "steps", "step", "per prompt token", "per sequence", "per 1,000 of context", "median error", "within 20 %"]
-    ]
-    for role, one in found.items():
-        speed = one.speed
-        rows.append(
-            [
-                role,
-                str(one.steps),
-                f"{speed.base_s * 1e3:.2f} ms",
-                f"{speed.prefill_s * 1e6:.1f} µs",
-                f"{speed.decode_s * 1e6:.1f} µs",
-                f"{speed.context_s * 1e9:.2f} µs",
-                f"{one.error:.1%}",
-                f"{one.near:.0%}",
-            ]
-        )
-    return columns(rows)
-
-
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def run_planner_replay(settings: Settings, *, last: str, trace: str | None, output: int, as_json: bool) -> int:
+def _run_replay(parsed: argparse.Namespace) -> int:
     """Print what the planner and fixed numbers of workers would have cost. Raises CommandError."""
+    settings = located_settings(parsed, "planner", logins=_LOGINS)
     chosen = planner_settings(settings)
-    profile = read_profile(chosen.profile)
-    world = WorldSettings(
-        speed=(profile or {}).get("aggregated") or Speed(),
-        start_s=chosen.start_s,
-        tick_s=chosen.tick_s,
-        first=max(1, chosen.least),
-    )
-    since_s = time.time() - span_s(last)
+    speed = read_profile(chosen.profile).get("aggregated") or Speed()
+    world = WorldSettings(speed=speed, start_s=chosen.start_s, tick_s=chosen.tick_s, first=max(1, chosen.least))
+    since_s = time.time() - seconds_of(parsed.last, "--last")
 
     async def ask(messaging: Messaging, names: Subjects) -> dict[str, list[Request]]:
-        return await read_placements(messaging, names, since_s=since_s, output=output)
+        return await read_placements(messaging, names, since_s=since_s, output=parsed.output_tokens)
 
+    trace = parsed.trace
     past = {trace: read_trace(Path(trace))} if trace else connected(settings, ask, name="headrace planner replay")
     if not any(past.values()):
-        raise CommandError(f"no placement was recorded in the last {last}: routers record them with --record")
+        raise CommandError(f"no placement was recorded in the last {parsed.last}: routers record them with --record")
     told = []
     for queue, requests in sorted(past.items()):
         planned, reasons = play_planner(requests, chosen, world)
         lines = [planned, *play_fixed(requests, chosen, world)]
         told.append({"pool": queue, "requests": len(requests), "reasons": reasons, "played": msgspec.to_builtins(lines)})
-        if not as_json:
-            sys.stdout.write(f"{queue}: {len(requests)} requests in {requests[-1].at / 3600:.2f} h\n{_replay_table(lines)}")
+        if not parsed.json:
+            rows = [["workers", "within targets", "worker-hours", "most", "starts", "drains"]]
+            for who, attained, hours, *counts in map(msgspec.structs.astuple, lines):
+                rows.append([who, f"{attained:.2%}", f"{hours:.2f}", *map(str, counts)])
+            sys.stdout.write(f"{queue}: {len(requests)} requests in {requests[-1].at / 3600:.2f} h\n{columns(rows)}")
             sys.stdout.write(f"reasons: {', '.join(f'{n} {reason}' for reason, n in sorted(reasons.items()))}\n")
-    if as_json:
+    if parsed.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n")
     return EXIT_OK
-
-
-def span_s(text: str) -> float:
-    """Return the seconds of a span such as 7d, 12h, 30m or 90s. Raises CommandError."""
-    match = _SPAN.match(text)
-    if match is None:
-        raise CommandError(f"--last must be a number and one of s, m, h and d, as in 7d, got {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def _replay_table(lines: list[Played]) -> str:
-    rows = [["workers", "within targets", "worker-hours", "most", "starts", "drains"]]
-    rows += [
-        [one.who, f"{one.attained:.2%}", f"{one.worker_hours:.2f}", str(one.most), str(one.starts), str(one.drains)]
-        for one in lines
-    ]
-    return columns(rows)
 
 
 PLANNER_EXAMPLES = """examples:
@@ -333,8 +267,6 @@ PLANNER_PROFILE_EXAMPLES = """examples:
   headrace planner profile --listen --seconds 600    beside the traffic that is there
 
 Ask with the numbers of requests and lengths of prompts that are to be planned for, of one model and fleet at a time."""
-
-_LOGINS = ("planner", "operator")  # the best one first, where the server asks for one
 
 
 def add_planner(commands: Any, about: str) -> None:
@@ -388,37 +320,3 @@ def add_planner(commands: Any, about: str) -> None:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(one) for one in text.split(","))
-
-
-def _run(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import located_settings
-
-    return run_planner_command(located_settings(parsed, "planner", logins=_LOGINS))
-
-
-def _run_replay(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import located_settings
-
-    return run_planner_replay(
-        located_settings(parsed, "planner", logins=_LOGINS),
-        last=parsed.last,
-        trace=parsed.trace,
-        output=parsed.output_tokens,
-        as_json=parsed.json,
-    )
-
-
-def _run_profile(parsed: argparse.Namespace) -> int:
-    from headrace.commands.control import located_settings
-
-    wish = ProfileWish(
-        url=None if parsed.listen else parsed.url,
-        model=parsed.model,
-        fleet=parsed.fleet,
-        streams=parsed.streams,
-        words=parsed.words,
-        tokens=parsed.tokens,
-        seconds=parsed.seconds,
-        key=parsed.api_key,
-    )
-    return run_planner_profile(located_settings(parsed), wish, out=parsed.out)

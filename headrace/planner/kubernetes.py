@@ -1,20 +1,9 @@
-"""Carries plans out on Kubernetes: its API, the scaled objects and their pods, and the errors of these.
-
-CommandError
-└── KubernetesError
-    ├── ApiUnreachable      no connection, or a certificate of another authority: nothing was changed
-    ├── OutcomeUnknown      a change was sent and no answer came: it may have been made
-    ├── AccessDenied        401, 403: the service account lacks a right
-    ├── ObjectMissing       404
-    ├── ChangedMeanwhile    409: the object has another version by now
-    ├── ApiRefused          any other refusal; `status` has its code
-    ├── AnswerUnreadable    the answer is not what the API is described to send
-    └── NotScalable         the object is not there, is there twice, is at its bound, or does not hold the worker
-"""
+"""Carries plans out on Kubernetes: its API, the scaled objects and their pods, and the errors of these."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -36,11 +25,11 @@ class KubernetesError(CommandError):
 
 
 class ApiUnreachable(KubernetesError):
-    """The API server cannot be reached."""
+    """There is no connection to the API server, or its certificate is of another authority."""
 
 
 class OutcomeUnknown(KubernetesError):
-    """A change was sent and its answer did not come. What became of it is seen at the next look, and is not assumed."""
+    """A change was sent and its answer did not come. Its outcome is seen at the next look, and is not assumed."""
 
 
 class ApiRefused(KubernetesError):
@@ -52,15 +41,15 @@ class ApiRefused(KubernetesError):
 
 
 class AccessDenied(ApiRefused):
-    """The service account may not do this."""
+    """The service account may not do this: 401 or 403."""
 
 
 class ObjectMissing(ApiRefused):
-    """The object does not exist."""
+    """The object does not exist: 404."""
 
 
 class ChangedMeanwhile(ApiRefused):
-    """The object has another version than the one that was read."""
+    """The object has another version than the one that was read: 409."""
 
 
 class AnswerUnreadable(KubernetesError):
@@ -68,7 +57,7 @@ class AnswerUnreadable(KubernetesError):
 
 
 class NotScalable(KubernetesError):
-    """No object, or no single one, can be scaled for this pool and role as was asked."""
+    """The object is not there, is there twice, is at its bound, or does not hold the worker."""
 
 
 # Asks the Kubernetes API over HTTPS with the token of a service account, one request for each connection.
@@ -81,6 +70,7 @@ TIMEOUT_S = 10.0
 MOST_BYTES = 32 * 1024 * 1024
 MERGE = "application/merge-patch+json"
 _KINDS: dict[int, type[ApiRefused]] = {401: AccessDenied, 403: AccessDenied, 404: ObjectMissing, 409: ChangedMeanwhile}
+T = TypeVar("T")
 
 
 class KubernetesApi:
@@ -106,15 +96,19 @@ class KubernetesApi:
         except (OSError, ValueError) as error:
             raise ApiUnreachable(f"the service account in {account} cannot be used: {error}") from error
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, kind: type[T]) -> T:
         """Return an object or a list."""
-        return await self._ask("GET", path, None)
+        data = await self._ask("GET", path, None)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.MsgspecError as error:
+            raise AnswerUnreadable(f"GET {path} answered with no {kind.__name__}: {error}") from error
 
-    async def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge a change into an object and return it. With a `resourceVersion` only that version is changed."""
-        return await self._ask("PATCH", path, msgspec.json.encode(change))
+    async def patch(self, path: str, change: Mapping[str, Any]) -> None:
+        """Merge a change into an object. With a `resourceVersion` only that version is changed."""
+        await self._ask("PATCH", path, msgspec.json.encode(change))
 
-    async def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"Accept": "application/json", "Authorization": f"Bearer {self._token_file.read_text().strip()}"}
         if body is not None:
             headers["Content-Type"] = MERGE
@@ -127,23 +121,17 @@ class KubernetesApi:
         except OSError as error:
             kind = ApiUnreachable if body is None else OutcomeUnknown
             raise kind(f"{method} {path} had no answer: {type(error).__name__} {error}") from error
-        return _answer(method, path, status, data)
-
-
-def _answer(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
-    try:
-        body = msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
         if status < 300:
-            raise AnswerUnreadable(f"{method} {path} answered {status} with no object: {error}") from error
-        body = {}
-    if status < 300:
-        return body
-    why = str(body.get("message") or body.get("reason") or "no reason given")[:300]
-    raise _KINDS.get(status, ApiRefused)(f"{method} {path} answered {status}: {why}", status=status)
+            return data
+        try:
+            told = msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            told = {}
+        why = str(told.get("message") or told.get("reason") or "no reason given")[:300]
+        raise _KINDS.get(status, ApiRefused)(f"{method} {path} answered {status}: {why}", status=status)
 
 
-# Finds what Kubernetes scales for a pool and role, and reads its number and pods.
+# Finds the object that Kubernetes scales for a pool and role, and reads its number and pods.
 #
 # A Deployment or LeaderWorkerSet belongs to a pool by its annotation `plan.headrace/pool` (the pool as the planner names it)
 # and its label `plan.headrace/role`. `plan.headrace/least` and `plan.headrace/most` bound it. Its scale names the selector of
@@ -157,9 +145,6 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 KINDS = (("apps/v1", "deployments"), ("leaderworkerset.x-k8s.io/v1", "leaderworkersets"))
 
 
-T = TypeVar("T")
-
-
 class Meta(msgspec.Struct, kw_only=True, rename="camel"):
     """The metadata of an object, as far as it matters here."""
 
@@ -169,46 +154,29 @@ class Meta(msgspec.Struct, kw_only=True, rename="camel"):
     deletion_timestamp: str | None = None
 
 
-class _Phase(msgspec.Struct, kw_only=True):
+class _Spec(msgspec.Struct):
+    replicas: int = 0  # a number that is not sent is 0
+
+
+class _Status(msgspec.Struct):
     phase: str = ""
+    selector: str = ""
 
 
-class Pod(msgspec.Struct, kw_only=True):
+class Object(msgspec.Struct, kw_only=True):
+    """A pod, an object that is scaled, or its scale: how many there shall be, and which pods they are."""
+
     metadata: Meta
-    status: _Phase = msgspec.field(default_factory=_Phase)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
 
     @property
-    def stays(self) -> bool:
-        """True unless it is ending or has ended."""
-        return self.metadata.deletion_timestamp is None and self.status.phase not in ("Failed", "Succeeded")
+    def name(self) -> str:
+        return self.metadata.name
 
 
-class _Spec(msgspec.Struct, kw_only=True):
-    replicas: int = 0
-
-
-class _Status(msgspec.Struct, kw_only=True):
-    selector: str
-
-
-class Scale(msgspec.Struct, kw_only=True):
-    """The scale subresource: how many there shall be, and which pods they are."""
-
-    metadata: Meta
-    spec: _Spec = msgspec.field(default_factory=_Spec)  # a number that is not sent is 0
-    status: _Status
-
-
-class _Object(msgspec.Struct, kw_only=True):
-    metadata: Meta
-
-
-class _Objects(msgspec.Struct, kw_only=True):
-    items: list[_Object] = []
-
-
-class _Pods(msgspec.Struct, kw_only=True):
-    items: list[Pod] = []
+class Objects(msgspec.Struct):
+    items: list[Object] = []
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,49 +195,19 @@ async def find_scaled(api: KubernetesApi, pool: str, role: str) -> Scaled:
     for version, kind in KINDS:
         folder = f"/apis/{version}/namespaces/{quote(api.namespace)}/{kind}"
         try:
-            read = _as(_Objects, await api.get(f"{folder}?labelSelector={quote(f'{ROLE}={role}')}"))
+            listed = await api.get(f"{folder}?labelSelector={quote(f'{ROLE}={role}')}", Objects)
         except ObjectMissing:
             continue  # the cluster has no such kind of object
-        for one in read.items:
+        for one in listed.items:
             told = one.metadata.annotations
             if told.get(POOL) == pool:
                 least, most = _bound(told, LEAST, 0), _bound(told, MOST, 1_000_000)
-                found.append(
-                    Scaled(
-                        path=f"{folder}/{quote(one.metadata.name)}",
-                        name=one.metadata.name,
-                        least=least,
-                        most=most,
-                        by_cost=kind == "deployments",
-                    )
-                )
+                path, by_cost = f"{folder}/{quote(one.name)}", kind == "deployments"
+                found.append(Scaled(path=path, name=one.name, least=least, most=most, by_cost=by_cost))
     if len(found) != 1:
         names = ", ".join(one.name for one in found)
         raise NotScalable(f"{'several objects' if found else 'no object'} with {POOL}={pool} and {ROLE}={role} {names}".strip())
     return found[0]
-
-
-async def read_scale(api: KubernetesApi, scaled: Scaled) -> tuple[Scale, list[Pod]]:
-    scale = _as(Scale, await api.get(f"{scaled.path}/scale"))
-    selector = quote(scale.status.selector, safe="")
-    pods = _as(_Pods, await api.get(f"/api/v1/namespaces/{quote(api.namespace)}/pods?labelSelector={selector}"))
-    return scale, pods.items
-
-
-async def set_replicas(api: KubernetesApi, scaled: Scaled, scale: Scale, replicas: int) -> None:
-    """Change the number of one version. Raises ChangedMeanwhile for another one."""
-    meta = {"resourceVersion": scale.metadata.resource_version}
-    await api.patch(f"{scaled.path}/scale", {"metadata": meta, "spec": {"replicas": replicas}})
-
-
-async def set_cost(api: KubernetesApi, pod: str, cost: str | None) -> None:
-    """Set what the end of a pod costs; None takes it back."""
-    change = {"metadata": {"annotations": {DELETION_COST: cost}}}
-    await api.patch(f"/api/v1/namespaces/{quote(api.namespace)}/pods/{quote(pod)}", change)
-
-
-def staying(pods: Collection[Pod], hosts: Collection[str]) -> list[Pod]:
-    return [one for one in pods if one.stays and one.metadata.name in hosts]
 
 
 def _bound(annotations: dict[str, str], name: str, default: int) -> int:
@@ -279,112 +217,116 @@ def _bound(annotations: dict[str, str], name: str, default: int) -> int:
         raise NotScalable(f"{name}={annotations[name]!r} is no number") from None
 
 
-def _as(kind: type[T], body: dict[str, Any]) -> T:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise AnswerUnreadable(f"the answer is no {kind.__name__.strip('_')}: {error}") from error
+async def read_scale(api: KubernetesApi, scaled: Scaled) -> tuple[Object, dict[str, Object]]:
+    """Return the scale of an object, and its pods by name."""
+    scale = await api.get(f"{scaled.path}/scale", Object)
+    if not scale.status.selector:
+        raise AnswerUnreadable(f"{scaled.path}/scale names no selector of its pods")
+    selector = quote(scale.status.selector, safe="")
+    pods = await api.get(f"/api/v1/namespaces/{quote(api.namespace)}/pods?labelSelector={selector}", Objects)
+    return scale, {one.name: one for one in pods.items}
+
+
+def staying(pods: Mapping[str, Object], hosts: Collection[str]) -> list[Object]:
+    """Return the pods that are hosts, unless they are ending or have ended."""
+    return [
+        one
+        for name, one in pods.items()
+        if name in hosts and one.metadata.deletion_timestamp is None and one.status.phase not in ("Failed", "Succeeded")
+    ]
 
 
 # Carries a plan out on Kubernetes: more workers by the scale of an object, fewer by that and the deletion cost of the
 # victims.
 #
-# What is asked for is a number and never "one more": it follows from the pods that are workers, those that are coming and
-# what the plan has asked for. A start whose pod waits for a machine is not asked for twice, and a change whose answer was
-# lost is not made twice. A pod that leaves gets SIGTERM, which is a worker's drain.
+# A request is for a number and never for "one more": it follows from the pods that are workers, those that are coming and
+# the starts of the plan. A start whose pod waits for a machine is not asked for twice, and a change whose answer was lost is
+# not made twice. A pod that leaves gets SIGTERM, which is a worker's drain.
 
 log = structlog.get_logger()
 
 FIRST_TO_GO = "-1000"
 TRIES = 2  # of a change whose object was changed meanwhile: each reads anew
-Members = Callable[[], Awaitable[Sequence[WorkerMember]]]
 
 
 class KubernetesScaler:
     """Starts and stops workers of a namespace. Raises the KubernetesError family; nothing is repeated but a conflict, once."""
 
-    def __init__(self, api: KubernetesApi, members: Members) -> None:
+    def __init__(self, api: KubernetesApi, members: Callable[[], Awaitable[Sequence[WorkerMember]]]) -> None:
         """`members`: reads the workers that are there."""
         self._api = api
         self._members = members
 
     async def start(self, plan: Plan, role: str) -> str:
         """Have as many workers of a role as the plan starts, and return what is scaled. Called again it changes nothing."""
-        scaled = await find_scaled(self._api, plan.pool, role)
         asked = plan.starting.get(role, 0) + sum(one.kind == "start" and one.role == role for one in plan.actions)
 
-        async def change() -> None:
+        async def change(scaled: Scaled) -> None:
             scale, pods = await read_scale(self._api, scaled)
-            here = staying(pods, {one.host for one in await self._members()})
-            coming = max(0, scale.spec.replicas - len(here))
+            coming = max(0, scale.spec.replicas - len(staying(pods, {one.host for one in await self._members()})))
             wanted = min(scale.spec.replicas + max(0, asked - coming), scaled.most)
-            if wanted <= scale.spec.replicas:
-                if coming < asked:
-                    raise NotScalable(f"{scaled.name} has {scale.spec.replicas} and may have {scaled.most}")
-                return  # those that were asked for are coming, or wait for a machine
-            await set_replicas(self._api, scaled, scale, wanted)
-            log.info("planner.scaled", object=scaled.name, replicas=wanted, before=scale.spec.replicas)
+            if wanted > scale.spec.replicas:
+                await self._set(scaled, scale, wanted)
+            elif coming < asked:  # else they are coming, or wait for a machine
+                raise NotScalable(f"{scaled.name} has {scale.spec.replicas} and may have {scaled.most}")
 
-        await self._unless_changed(change)
-        return scaled.name
+        return await self._unless_changed(plan, role, change)
 
-    async def leave(self, plan: Plan, role: str, workers: Sequence[str]) -> list[str]:
-        """Have these workers leave and return those that do."""
-        scaled = await find_scaled(self._api, plan.pool, role)
+    async def leave(self, plan: Plan, role: str, workers: Sequence[str]) -> None:
+        """Have these workers leave."""
 
-        async def change() -> None:
-            members = await self._members()
-            hosts = {one.worker: one.host for one in members}
+        async def change(scaled: Scaled) -> None:
+            hosts = {one.worker: one.host for one in await self._members()}
             scale, pods = await read_scale(self._api, scaled)
-            there = {one.metadata.name: one for one in pods}
             for worker in workers:
-                if hosts.get(worker) not in there:
-                    raise NotScalable(
-                        f"worker {worker} is no pod of {scaled.name}: its host is {hosts.get(worker, 'unknown')!r}"
-                    )
+                if hosts.get(worker) not in pods:
+                    host = hosts.get(worker, "unknown")
+                    raise NotScalable(f"worker {worker} is no pod of {scaled.name}: its host is {host!r}")
             going = {hosts[worker] for worker in workers}
             here = staying(pods, set(hosts.values()))
-            wanted = sum(one.metadata.name not in going for one in here)
+            wanted = sum(one.name not in going for one in here)
             if wanted < scaled.least:
                 raise NotScalable(f"{scaled.name} may not have fewer than {scaled.least}")
             if wanted >= scale.spec.replicas:
                 return  # they leave already
-            costs = {one.metadata.name: one.metadata.annotations.get(DELETION_COST) for one in here} if scaled.by_cost else {}
-            await self._choose(going, costs)
+            marked = set()
+            for pod in here if scaled.by_cost else ():  # marks of a change that was never made are taken back
+                leaves, cost = pod.name in going, pod.metadata.annotations.get(DELETION_COST)
+                if leaves != (cost == FIRST_TO_GO):
+                    await self._mark(pod.name, FIRST_TO_GO if leaves else None)
+                if leaves:
+                    marked.add(pod.name)
             try:
-                await set_replicas(self._api, scaled, scale, wanted)
+                await self._set(scaled, scale, wanted)
             except KubernetesError:
-                await self._unchoose(going & costs.keys())
+                for name in marked:
+                    try:
+                        await self._mark(name, None)
+                    except KubernetesError as error:  # it is taken back before the next choice
+                        log.warning("planner.mark_remains", pod=name, error=str(error))
                 raise
-            log.info("planner.scaled", object=scaled.name, replicas=wanted, before=scale.spec.replicas)
 
-        await self._unless_changed(change)
-        return list(workers)
+        await self._unless_changed(plan, role, change)
 
-    async def _choose(self, going: set[str], costs: dict[str, str | None]) -> None:
-        """Mark the pods that are to leave, and take back the marks of a change that was never made."""
-        for pod, cost in costs.items():
-            wanted = FIRST_TO_GO if pod in going else None
-            if (cost == FIRST_TO_GO) == (wanted is not None):
-                continue
-            try:
-                await set_cost(self._api, pod, wanted)
-            except ObjectMissing:
-                continue  # it is gone
+    async def _set(self, scaled: Scaled, scale: Object, replicas: int) -> None:
+        """Change the number of the version that was read. Raises ChangedMeanwhile for another one."""
+        meta = {"resourceVersion": scale.metadata.resource_version}
+        await self._api.patch(f"{scaled.path}/scale", {"metadata": meta, "spec": {"replicas": replicas}})
+        log.info("planner.scaled", object=scaled.name, replicas=replicas, before=scale.spec.replicas)
 
-    async def _unchoose(self, pods: set[str]) -> None:
-        """Take marks back as far as that works: those that remain are taken back before the next choice."""
-        for pod in pods:
-            try:
-                await set_cost(self._api, pod, None)
-            except KubernetesError as error:
-                log.warning("planner.mark_remains", pod=pod, error=str(error))
+    async def _mark(self, pod: str, cost: str | None) -> None:
+        """Set what the end of a pod costs; None takes it back. A pod that is gone needs no mark."""
+        change = {"metadata": {"annotations": {DELETION_COST: cost}}}
+        with contextlib.suppress(ObjectMissing):
+            await self._api.patch(f"/api/v1/namespaces/{quote(self._api.namespace)}/pods/{quote(pod)}", change)
 
-    async def _unless_changed(self, change: Callable[[], Awaitable[None]]) -> None:
+    async def _unless_changed(self, plan: Plan, role: str, change: Callable[[Scaled], Awaitable[None]]) -> str:
+        scaled = await find_scaled(self._api, plan.pool, role)
         for tried in range(1, TRIES + 1):
             try:
-                await change()
+                await change(scaled)
                 break
             except ChangedMeanwhile:
                 if tried == TRIES:
                     raise
+        return scaled.name

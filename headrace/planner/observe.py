@@ -128,6 +128,7 @@ class _Followed:
     placed_s: float
     waited_s: float = 0.0
     first_s: float | None = None  # when its prompt was computed
+    itl_s: float = 0.0
     worker: str = ""  # that ended it
 
 
@@ -136,38 +137,36 @@ class RequestOutcomes:
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _Followed] = OrderedDict()
-        self._ended: dict[str, tuple[_Followed, float]] = {}  # and the mean time between its tokens
+        self._ended: dict[str, _Followed] = {}
 
     def on_event(self, event: JobEvent, now: float) -> None:
-        """Note an event. A request that moves is followed on: what it lost by that is part of its times."""
-        if event.kind == "placed":
-            if event.attempt == 1 and event.id not in self._open:
+        """Note an event. A request that moves is followed on: the time that it loses by that is part of its times."""
+        followed = self._open.get(event.id)
+        if followed is None:
+            if event.kind == "placed" and event.attempt == 1:
                 self._open[event.id] = _Followed(now)
                 if len(self._open) > MOST:
                     self._open.popitem(last=False)
-        elif event.kind == "prefilled":
-            followed = self._open.get(event.id)
-            if followed is not None and followed.first_s is None:
-                followed.first_s = now
+        elif event.kind == "prefilled" and followed.first_s is None:
+            followed.first_s = now
         elif event.kind == "settled":
-            followed = self._open.pop(event.id, None)
-            if followed is not None and followed.first_s is not None and len(self._ended) < MOST:
-                followed.worker = event.worker
-                self._ended[event.id] = followed, (now - followed.first_s) / max(1, event.tokens - 1)
+            del self._open[event.id]
+            if followed.first_s is not None and len(self._ended) < MOST:
+                followed.worker, followed.itl_s = event.worker, (now - followed.first_s) / max(1, event.tokens - 1)
+                self._ended[event.id] = followed
 
     def waited(self, request_id: str, seconds: float) -> None:
         """Note how long a request had waited when it was placed."""
-        if request_id in self._open:
-            self._open[request_id].waited_s = seconds
-        elif request_id in self._ended:
-            self._ended[request_id][0].waited_s = seconds
+        followed = self._open.get(request_id) or self._ended.get(request_id)
+        if followed is not None:
+            followed.waited_s = seconds
 
     def take(self) -> list[tuple[str, OutcomeSight]]:
-        """Return what has ended since the last look, with the workers that ended it."""
+        """Return the requests that have ended since the last look, with the workers that ended them."""
         ended, self._ended = self._ended, {}
         return [
-            (one.worker, OutcomeSight(ttft_s=max(0.0, one.first_s - one.placed_s) + one.waited_s, itl_s=max(0.0, itl_s)))
-            for one, itl_s in ended.values()
+            (one.worker, OutcomeSight(ttft_s=max(0.0, one.first_s - one.placed_s) + one.waited_s, itl_s=max(0.0, one.itl_s)))
+            for one in ended.values()
             if one.first_s is not None
         ]
 
@@ -271,32 +270,24 @@ class DeploymentWatch:
             growth = stored - before if waiting is not None and before is not None and unbroken else None
             if waiting is not None:
                 self._waiting[queue] = stored
-            for key in keys:
+            for key in keys:  # the work that is on no worker is for the cheapest
+                model, first = self.known[key], key == cheapest
                 own = [one for one in here if one.fleet == key.fleet]
                 ids = {one.worker for one in own}
                 others = {one.worker for one in here} - ids
-                arrived = None
-                if growth is not None:
-                    placed = sum(count for worker, count in heard.placed.items() if worker in ids)
-                    arrived = max(0, placed + (growth if key == cheapest else 0))
+                placed = sum(count for worker, count in heard.placed.items() if worker in ids)
                 found[key] = Observation(
                     at=now,
-                    model=self.known[key],
+                    model=model,
                     pool=str(key),
-                    arrived=arrived,
-                    refused=heard.refused if key == cheapest else 0,
-                    waiting=None if waiting is None else stored if key == cheapest else 0,
+                    arrived=None if growth is None else max(0, placed + growth * first),
+                    refused=heard.refused * first,
+                    waiting=None if waiting is None else stored * first,
                     workers=None if members is None else tuple(worker_sight(one, reports.get(one.worker), now) for one in own),
-                    placed=tuple(
-                        sight for worker, sight in heard.requests if worker in ids or (key == cheapest and worker not in others)
-                    ),
+                    placed=tuple(one for worker, one in heard.requests if worker in ids or (first and worker not in others)),
                     outputs=tuple(tokens for worker, tokens in heard.outputs if worker in ids),
                     ended=tuple(outcome for worker, outcome in ended if worker in ids),
-                    backlog=tuple(
-                        (one.expires_at - now, one.queued)
-                        for one in batches
-                        if key == cheapest and one.model == self.known[key]
-                    ),
+                    backlog=tuple((one.expires_at - now, one.queued) for one in batches if first and one.model == model),
                     price=self.prices.get(key, 0.0),
                     steps=tuple(step for one in own for step in step_sights(one, heard.reports.get(one.worker, []))),
                 )
@@ -313,9 +304,8 @@ class DeploymentWatch:
         """Return the requests that wait, by queue. Moved ones were counted when they first arrived."""
         stored: dict[str, int] = {}
         try:
-            for subject, count in (
-                await self._nats.subject_counts(self._names.stream("REQ"), self._names.all_of("req"))
-            ).items():
+            counts = await self._nats.subject_counts(self._names.stream("REQ"), self._names.all_of("req"))
+            for subject, count in counts.items():
                 with contextlib.suppress(SubjectError):
                     request = self._names.parse_req(subject)
                     if request.request_class not in MOVED_CLASSES:
@@ -430,7 +420,7 @@ def worker_sight(member: WorkerMember, report: LoadReport | None, now: float) ->
         state = "paused"
     elif member.draining:
         state = "draining"
-    sight = WorkerSight(
+    return WorkerSight(
         worker=member.worker,
         role=member.role,
         state=state,
@@ -438,16 +428,10 @@ def worker_sight(member: WorkerMember, report: LoadReport | None, now: float) ->
         slots=member.slots,
         kv_tokens=member.blocks * member.block_size,
         start_s=member.start_s,
-    )
-    if report is None:
-        return sight
-    return WorkerSight(
-        **{name: getattr(sight, name) for name in ("worker", "role", "state", "roles", "slots", "kv_tokens", "start_s")},
-        running=report.running,
-        waiting=report.waiting,
-        kv_used=report.blocks_used / report.blocks_total if report.blocks_total else None,
-        queued_prefill_tokens=report.queued_prefill_tokens,
-        report_age_s=max(0.0, now - report.at),
+        running=report.running if report is not None else 0,
+        waiting=report.waiting if report is not None else 0,
+        kv_used=report.blocks_used / report.blocks_total if report is not None and report.blocks_total else None,
+        report_age_s=max(0.0, now - report.at) if report is not None else None,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 from wsgiref.simple_server import make_server
@@ -52,8 +53,8 @@ class DesiredPage:
             return (200, {"pools": [_row(plan) for plan in plans.values()]}) if plans else (503, {"error": "no fresh plan"})
         plan = plans.get(parts[0])
         if plan is None:
-            known = parts[0] in self._plans
-            return (503, {"error": "the plan is old"}) if known else (404, {"error": f"no pool {parts[0][:80]!r}"})
+            old = parts[0] in self._plans
+            return (503, {"error": "the plan is old"}) if old else (404, {"error": f"no pool {parts[0][:80]!r}"})
         if len(parts) == 1:
             return 200, _row(plan)
         if len(parts) > 2 or parts[1] not in plan.desired:
@@ -62,14 +63,7 @@ class DesiredPage:
 
 
 def _row(plan: Plan) -> dict[str, Any]:
-    return {
-        "pool": plan.pool,
-        "model": plan.model,
-        "at": plan.at,
-        "reason": plan.reason,
-        "desired": plan.desired,
-        "supply": plan.supply,
-    }
+    return {name: getattr(plan, name) for name in ("pool", "model", "at", "reason", "desired", "supply")}
 
 
 def page_app(page: DesiredPage, state: PartState) -> Callable[..., Iterable[bytes]]:
@@ -80,8 +74,8 @@ def page_app(page: DesiredPage, state: PartState) -> Callable[..., Iterable[byte
         if path != "/desired" and not path.startswith("/desired/"):
             return probes(environ, start_response)
         status, body = page.answer(path)
-        texts = {200: "200 OK", 404: "404 Not Found", 503: "503 Service Unavailable"}
-        start_response(texts[status], [("content-type", "application/json"), ("cache-control", "no-store")])
+        headers = [("content-type", "application/json"), ("cache-control", "no-store")]
+        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
         return [msgspec.json.encode(body)]
 
     return app
@@ -117,7 +111,6 @@ class PlannerProcess:
     ) -> None:
         """Without an `actuator` plans are told and not carried out. `profile`: measured speeds by role."""
         self._nats = messaging
-        self._names = names
         self._settings = settings
         self._page = page
         self._actuator = actuator
@@ -126,14 +119,9 @@ class PlannerProcess:
         self._planners: dict[PoolKey, PoolPlanner] = {}
         self._priority = [name.strip() for name in settings.priority.split(",") if name.strip()]
         self._told: dict[PoolKey, tuple[str, dict[str, int]]] = {}
+        self._bucket, token = names.bucket("state"), secrets.token_bytes(8)
         self._lease = LeaseKeeper(
-            messaging,
-            names.bucket("state"),
-            LEASE_KEY,
-            secrets.token_bytes(8),
-            ttl_s=LEASE_TTL_S,
-            on_change=self._on_lease,
-            contested=True,
+            messaging, self._bucket, LEASE_KEY, token, ttl_s=LEASE_TTL_S, on_change=self._on_lease, contested=True
         )
 
     @property
@@ -221,8 +209,7 @@ class PlannerProcess:
 
     async def _recall(self, key: PoolKey) -> PoolPlanner:
         planner = PoolPlanner(for_fleet(self._settings, key.fleet), profile=self._profile)
-        actuators.declare(str(key))
-        entry = await self._nats.bucket(self._names.bucket("state")).get(self._bucket_key("planner", key))
+        entry = await self._nats.bucket(self._bucket).get(self._bucket_key("planner", key))
         known = self._watch.known[key]
         if entry is not None and await self._computed(load, planner, entry.value, model=known, pool=str(key)):
             log.info("planner.recalled", pool=str(key), steps=len(planner.series.values))
@@ -232,7 +219,7 @@ class PlannerProcess:
     async def _store(self, key: PoolKey, planner: PoolPlanner, plan: Plan) -> None:
         if not self.leading:
             return
-        bucket = self._nats.bucket(self._names.bucket("state"))
+        bucket = self._nats.bucket(self._bucket)
         await bucket.put(self._bucket_key("planner", key), dump(planner, model=plan.model, pool=plan.pool))
         await bucket.put(self._bucket_key("plan", key), msgspec.msgpack.encode(plan))
 
@@ -247,7 +234,7 @@ class PlannerProcess:
 
     async def _stored_plans(self) -> list[Plan]:
         plans: list[Plan] = []
-        for entry in await self._nats.bucket(self._names.bucket("state")).entries("plan.>"):
+        for entry in await self._nats.bucket(self._bucket).entries("plan.>"):
             try:
                 plans.append(msgspec.msgpack.decode(entry.value, type=Plan))
             except msgspec.MsgspecError as error:

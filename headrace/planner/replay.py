@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ class Request:
     first_s: float | None = None
     end_s: float | None = None
     done: int = 0  # tokens of output
-    left: int = field(default=0)  # prompt tokens to compute
+    left: int = 0  # prompt tokens to compute
 
     @property
     def ttft_s(self) -> float:
@@ -53,10 +53,6 @@ class Request:
         if self.first_s is None or self.end_s is None:
             return float("inf")
         return (self.end_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
-
-    def met(self, *, ttft_s: float, itl_s: float) -> bool:
-        """Return whether it had its first token and the mean time between tokens within the targets."""
-        return self.ttft_s <= ttft_s and self.itl_s <= itl_s
 
 
 @dataclass(slots=True)
@@ -71,14 +67,24 @@ class Engine:
     draining: bool = False
     running: list[Request] = field(default_factory=list)
     prefills: deque[Request] = field(default_factory=deque)
-    step: tuple[float, float, list[Request], list[Request]] | None = (
-        None  # begin, end, those that decode, those that are prefilled
-    )
+    step: tuple[float, list[Request], list[Request]] | None = None  # end, those that decode, those that are prefilled
     last: StepSight | None = None
 
     @property
     def held(self) -> int:
-        return len(self.running) + len(self.prefills) + (len(self.step[3]) if self.step is not None else 0)
+        return len(self.running) + len(self.prefills) + (len(self.step[2]) if self.step is not None else 0)
+
+    def sight(self, start_s: float) -> WorkerSight:
+        return WorkerSight(
+            worker=self.name,
+            role="aggregated",
+            state="draining" if self.draining else "serving",
+            slots=self.slots,
+            running=self.held,
+            queued_prefill_tokens=sum(one.left for one in self.prefills),
+            report_age_s=0.2,
+            start_s=start_s,
+        )
 
     def has_room(self, now_s: float) -> bool:
         """Return whether it takes one more: a slot is free, and less than a step of prompt waits."""
@@ -104,16 +110,15 @@ class Engine:
                 break
             prefilled.append(self.prefills.popleft())
         context = sum(one.prompt + one.done for one in self.running)
-        speed = self.speed
-        took_s = speed.base_s + computed * speed.prefill_s + len(self.running) * speed.decode_s + context * speed.context_s
-        self.step = (now_s, now_s + took_s, list(self.running), prefilled)
+        took_s = self.speed.took_s(computed, len(self.running), context)
+        self.step = (now_s + took_s, list(self.running), prefilled)
         self.last = StepSight(step_s=took_s, prefill_tokens=computed, decodes=len(self.running), context_tokens=context)
         return now_s + took_s
 
     def finish(self) -> list[Request]:
         if self.step is None:
             return []
-        _, end_s, decoded, prefilled = self.step
+        end_s, decoded, prefilled = self.step
         self.step = None
         for one in prefilled:
             one.first_s, one.done = end_s, 1
@@ -121,10 +126,9 @@ class Engine:
         for one in decoded:
             one.done += 1
         ended = [one for one in self.running if one.done >= one.output]
-        if ended:
-            for one in ended:
-                one.end_s = end_s
-            self.running = [one for one in self.running if one.end_s is None]
+        for one in ended:
+            one.end_s = end_s
+        self.running = [one for one in self.running if one.end_s is None]
         return ended
 
 
@@ -150,7 +154,6 @@ class Outcome:
     worker_s: float = 0.0
     changes: list[tuple[float, int]] = field(default_factory=list)  # when the number changed, and by what
     most: int = 0
-    drains: int = 0
     until_s: float = 0.0
 
     @property
@@ -159,8 +162,16 @@ class Outcome:
 
     def attained(self, *, ttft_s: float, itl_s: float) -> float:
         """Return the share of requests that met both targets."""
-        met = sum(one.met(ttft_s=ttft_s, itl_s=itl_s) for one in self.requests)
+        met = sum(one.ttft_s <= ttft_s and one.itl_s <= itl_s for one in self.requests)
         return met / max(1, len(self.requests))
+
+    @property
+    def starts(self) -> int:
+        return sum(sign > 0 for _, sign in self.changes)
+
+    @property
+    def drains(self) -> int:
+        return len(self.changes) - self.starts
 
 
 class World:
@@ -216,7 +227,6 @@ class World:
                 self.outcome.changes.append((now_s, 1))
             elif action.kind == "drain" and action.worker in self._engines:
                 self._engines[action.worker].draining = True
-                self.outcome.drains += 1
                 self.outcome.changes.append((now_s, -1))
                 self._leave(action.worker, now_s)
 
@@ -265,7 +275,7 @@ class World:
             pool="m",
             arrived=self._seen,
             waiting=len(self._queue),
-            workers=tuple(self._sight(one) for one in engines),
+            workers=tuple(one.sight(self._settings.start_s) for one in engines),
             placed=tuple(
                 RequestSight(prompt=one.prompt, uncached=one.uncached, waited_s=(one.placed_s or now_s) - one.at)
                 for one in self._placed
@@ -276,18 +286,6 @@ class World:
         )
         self._seen, self._placed, self._outputs, self._ended = 0, [], [], []
         return seen
-
-    def _sight(self, engine: Engine) -> WorkerSight:
-        return WorkerSight(
-            worker=engine.name,
-            role="aggregated",
-            state="draining" if engine.draining else "serving",
-            slots=engine.slots,
-            running=engine.held,
-            queued_prefill_tokens=sum(one.left for one in engine.prefills),
-            report_age_s=0.2,
-            start_s=self._settings.start_s,
-        )
 
 
 AT_ONCE = 1000
@@ -357,39 +355,34 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 def play_planner(requests: Sequence[Request], settings: PlannerSettings, world: WorldSettings) -> tuple[Played, dict[str, int]]:
     """Play with the planner. Returns the line, and how often it had each reason."""
-    planner = PoolPlanner(settings, profile={"aggregated": world.speed})
-    reasons: dict[str, int] = {}
+    planner, reasons = PoolPlanner(settings, profile={"aggregated": world.speed}), Counter[str]()
 
     def decide(seen: Observation) -> Iterable[Action]:
         plan = planner.tick(seen)
         planner.acted(plan)
-        reasons[plan.reason] = reasons.get(plan.reason, 0) + 1
+        reasons[plan.reason] += 1
         return plan.actions
 
-    return _played("planner", _play(requests, world, decide), settings), reasons
+    return _play("planner", requests, settings, world, decide), dict(reasons)
 
 
 def play_fixed(requests: Sequence[Request], settings: PlannerSettings, world: WorldSettings) -> list[Played]:
     """Play with 1, 2, 3 … workers that are always there, until one number has what the planner is asked for."""
     found: list[Played] = []
     for count in range(1, settings.most + 1):
-        fixed = replace(world, first=count)
-        found.append(_played(f"always {count}", _play(requests, fixed, lambda _seen: ()), settings))
+        found.append(_play(f"always {count}", requests, settings, replace(world, first=count), lambda _seen: ()))
         if found[-1].attained >= 1.0 - settings.miss:
             break
     return found
 
 
-def _play(requests: Sequence[Request], world: WorldSettings, decide: Decide) -> Outcome:
-    return World([copy(one) for one in requests], world, decide).run()
-
-
-def _played(who: str, outcome: Outcome, settings: PlannerSettings) -> Played:
+def _play(who: str, requests: Sequence[Request], settings: PlannerSettings, world: WorldSettings, decide: Decide) -> Played:
+    outcome = World([copy(one) for one in requests], world, decide).run()
     return Played(
         who=who,
         attained=outcome.attained(ttft_s=settings.ttft_s, itl_s=settings.itl_s),
         worker_hours=outcome.worker_s / 3600,
         most=outcome.most,
-        starts=sum(sign > 0 for _, sign in outcome.changes),
+        starts=outcome.starts,
         drains=outcome.drains,
     )

@@ -32,7 +32,7 @@ def test_a_profile_has_the_speeds_of_the_engine_and_says_what_it_was_not_shown(t
         url, out = up.state()["url"], tmp_path / "speeds.json"
         done = profile(tmp_path, url, "--streams", "1,8", "--words", "16,64", "--seconds", "4", "--out", str(out))
         assert done.returncode == 0, done.stderr
-        found = (read_profile(str(out)) or {})["aggregated"]
+        found = read_profile(str(out))["aggregated"]
         # the simulator's steps take at least what its timing says: 21 ms, 1.16 ms a prompt token, 0.7 ms a sequence
         assert 0.015 < found.base_s < 0.2
         assert 0.0006 < found.prefill_s < 0.02

@@ -6,8 +6,9 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from headrace.broker.messages.members import WorkerMember
@@ -21,7 +22,9 @@ from headrace.planner.kubernetes import (
     KubernetesError,
     KubernetesScaler,
     NotScalable,
+    Object,
     ObjectMissing,
+    Objects,
     OutcomeUnknown,
     find_scaled,
     read_scale,
@@ -50,7 +53,7 @@ def port(cluster: FakeCluster, tmp_path: Path) -> Iterator[int]:
 async def test_it_reads_and_changes_as_the_service_account(cluster: FakeCluster, port: int, tmp_path: Path) -> None:
     api = KubernetesApi("127.0.0.1", port, account=tmp_path)
     assert api.namespace == "llm"
-    assert [one["metadata"]["name"] for one in (await api.get(LIST))["items"]] == ["d"]
+    assert [one.name for one in (await api.get(LIST, Objects)).items] == ["d"]
     await api.patch(SCALE, {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 5}})
     assert cluster.replicas == {"d": 5}
 
@@ -59,9 +62,9 @@ async def test_a_token_that_was_replaced_is_read_again(cluster: FakeCluster, por
     api = KubernetesApi("127.0.0.1", port, account=tmp_path)
     cluster.token = "token-2"
     with pytest.raises(AccessDenied):
-        await api.get(LIST)
+        await api.get(LIST, Objects)
     (tmp_path / "token").write_text("token-2")
-    await api.get(LIST)
+    await api.get(LIST, Objects)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ async def test_a_refusal_says_what_kind_it_is_and_why(
 ) -> None:
     cluster.refuse = lambda _verb, _path: (status, {"kind": "Status", "message": "because"})
     with pytest.raises(ApiRefused, match="because") as found:
-        await KubernetesApi("127.0.0.1", port, account=tmp_path).get(LIST)
+        await KubernetesApi("127.0.0.1", port, account=tmp_path).get(LIST, Objects)
     assert type(found.value) is kind
     assert found.value.status == status
 
@@ -93,7 +96,7 @@ async def test_a_server_that_another_authority_vouches_for_gets_no_token(
     with served(FakeCluster(), other):
         pass
     with pytest.raises(ApiUnreachable, match="certificate"):
-        await KubernetesApi("127.0.0.1", port, account=other).get(LIST)
+        await KubernetesApi("127.0.0.1", port, account=other).get(LIST, Objects)
     assert cluster.asked == []
 
 
@@ -105,7 +108,7 @@ async def test_an_answer_that_does_not_come_leaves_the_outcome_of_a_change_unkno
     cluster.before_answer = lambda _verb, _path: (release.wait(30), None)[1]
     api = KubernetesApi("127.0.0.1", port, account=tmp_path, timeout_s=1.0)
     change = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 5}}
-    asked = api.get(SCALE) if verb == "GET" else api.patch(SCALE, change)
+    asked = api.get(SCALE, Object) if verb == "GET" else api.patch(SCALE, change)
     try:
         with pytest.raises(KubernetesError) as found:
             await asked
@@ -127,7 +130,7 @@ async def test_where_nothing_listens_nothing_was_changed(port: int, tmp_path: Pa
 async def test_an_answer_that_is_no_object_is_an_error(cluster: FakeCluster, port: int, tmp_path: Path, raw: bytes) -> None:
     cluster.raw = raw
     with pytest.raises(AnswerUnreadable):
-        await KubernetesApi("127.0.0.1", port, account=tmp_path).get(LIST)
+        await KubernetesApi("127.0.0.1", port, account=tmp_path).get(LIST, Objects)
 
 
 def test_outside_of_a_cluster_it_says_so(tmp_path: Path) -> None:
@@ -141,6 +144,9 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/n/deployments?labelSelector=plan.headrac
 GROUPS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/n/leaderworkersets?labelSelector=plan.headrace/role%3Ddecode"
 
 
+T = TypeVar("T")
+
+
 class Told:
     """An API with a fixed answer for each path; what is not there is missing."""
 
@@ -149,11 +155,10 @@ class Told:
     def __init__(self, **answers: Any) -> None:
         self.answers = answers["answers"]
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, kind: type[T]) -> T:
         if path not in self.answers:
             raise ObjectMissing(path, status=404)
-        found: dict[str, Any] = self.answers[path]
-        return found
+        return msgspec.convert(self.answers[path], kind)
 
 
 def listed(name: str, **annotations: str) -> dict[str, Any]:
@@ -183,7 +188,7 @@ async def test_a_scale_without_a_selector_is_unreadable_and_one_without_a_number
     api = Told(answers={DEPLOYMENTS: listed("d")})
     found = await find_scaled(api, "p", "decode")  # type: ignore[arg-type]
     api.answers[f"{found.path}/scale"] = {"metadata": {"name": "d"}, "spec": {}, "status": {}}
-    with pytest.raises(AnswerUnreadable, match="Scale"):
+    with pytest.raises(AnswerUnreadable, match="scale names no selector"):
         await read_scale(api, found)  # type: ignore[arg-type]
     api.answers[f"{found.path}/scale"] = {"metadata": {"name": "d"}, "spec": {}, "status": {"selector": "a=b,c in (d)"}}
     pods = [
@@ -195,7 +200,7 @@ async def test_a_scale_without_a_selector_is_unreadable_and_one_without_a_number
     api.answers["/api/v1/namespaces/n/pods?labelSelector=a%3Db%2Cc%20in%20%28d%29"] = {"items": pods}
     scale, read = await read_scale(api, found)  # type: ignore[arg-type]
     assert scale.spec.replicas == 0
-    assert [one.metadata.name for one in staying(read, {"a", "b", "c"})] == ["a"]
+    assert [one.name for one in staying(read, {"a", "b", "c"})] == ["a"]
 
 
 POOL = "m-1234.h100"
@@ -271,7 +276,7 @@ async def test_what_the_object_may_have_at_most_is_kept(site: Site) -> None:
 
 
 async def test_victims_are_marked_before_the_scale_goes_down(site: Site) -> None:
-    assert await site.scaler.leave(plan(), "decode", ["w-d-1"]) == ["w-d-1"]
+    await site.scaler.leave(plan(), "decode", ["w-d-1"])
     assert site.cluster.changes() == [("PATCH", "pods/d-1"), ("PATCH", "deployments/d/scale")]
     assert site.cluster.costs() == {"d-1": "-1000"}
     assert site.replicas == 2
