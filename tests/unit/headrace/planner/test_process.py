@@ -78,9 +78,11 @@ async def until(met: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(connection: Connection, subjects: Subjects) -> AsyncIterator[tuple[PlannerProcess, DesiredPage]]:
+async def running(
+    connection: Connection, subjects: Subjects, settings: PlannerSettings = SETTINGS
+) -> AsyncIterator[tuple[PlannerProcess, DesiredPage]]:
     page = DesiredPage(fresh_s=30.0)
-    process = PlannerProcess(connection, subjects, SETTINGS, page, None)
+    process = PlannerProcess(connection, subjects, settings, page, None)
     task = asyncio.create_task(process.run(PartState("planner")))
     try:
         yield process, page
@@ -130,14 +132,8 @@ async def test_pools_of_one_budget_divide_it_and_the_one_that_is_named_comes_fir
         member = WorkerMember(worker=f"w-{pool}", pool=pool, model=pool[0], slots=8, price=2.0)
         await connection.bucket(subjects.bucket("members")).put(f"worker.{pool}.w-{pool}", encode(member))
     settings = PlannerSettings(tick_s=0.1, least=2, step_s=0.5, budget=6.0, priority="z")
-    page = DesiredPage(fresh_s=30.0)
-    task = asyncio.create_task(PlannerProcess(connection, subjects, settings, page, None).run(PartState("planner")))
-    try:
+    async with running(connection, subjects, settings) as (_, page):
         await until(lambda: page.answer("/desired/z-00000002/aggregated")[1].get("desired") == 2)
         first = page.answer(f"/desired/{POOL}/aggregated")[1]
         assert (first["desired"], first["reason"]) == (1, "over_budget")
         assert page.answer("/desired/z-00000002/aggregated")[1]["reason"] == "below_minimum"
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from math import pi, sin
 from pathlib import Path
 
 import pytest
 
+from benchmarks.planning.__main__ import SLOW
+from benchmarks.planning.traffic import waves
 from headrace.base.errors import CommandError
 from headrace.broker.codec import encode
 from headrace.broker.messages.control import Routed
@@ -72,19 +72,7 @@ def test_an_engine_that_starts_or_drains_takes_nothing() -> None:
     assert not Engine("w", SPEED, 8, 0.0, 0.0, draining=True).has_room(1.0)
 
 
-WORLD_SPEED = Speed(base_s=0.1, prefill_s=8e-4, decode_s=8e-4, context_s=4e-8)  # slow: fewer steps to simulate
 TARGETS = {"ttft_s": 12.0, "itl_s": 1.2}
-
-
-def waves(hours: float, *, period_s: float, peak: float, seed: int = 1) -> list[Request]:
-    """Return Poisson arrivals whose rate goes up and down between almost none and `peak`."""
-    rng, requests, at = random.Random(seed), [], 0.0
-    while at < hours * 3600:
-        at += rng.expovariate(peak)
-        if rng.random() < 0.03 + 0.97 * (0.5 - 0.5 * sin(2 * pi * at / period_s + pi / 2)):
-            prompt = min(8000, int(rng.lognormvariate(6.5, 0.8)))
-            requests.append(Request(at=at, prompt=prompt, uncached=prompt, output=rng.randrange(1, 40)))
-    return requests
 
 
 def play(requests: list[Request], *, start_s: float, first: int = 2, **kw: float) -> tuple[Outcome, PoolPlanner]:
@@ -96,12 +84,12 @@ def play(requests: list[Request], *, start_s: float, first: int = 2, **kw: float
         some.acted(plan)
         return plan.actions
 
-    world = World(requests, WorldSettings(speed=WORLD_SPEED, start_s=start_s, first=first), decide)
+    world = World(requests, WorldSettings(speed=SLOW, start_s=start_s, first=first), decide)
     return world.run(), some
 
 
 def static(requests: list[Request], count: int) -> Outcome:
-    return World(requests, WorldSettings(speed=WORLD_SPEED, first=count), lambda _seen: ()).run()
+    return World(requests, WorldSettings(speed=SLOW, first=count), lambda _seen: ()).run()
 
 
 def test_a_world_without_enough_engines_is_late_and_loses_nothing() -> None:
@@ -112,13 +100,13 @@ def test_a_world_without_enough_engines_is_late_and_loses_nothing() -> None:
 
 def test_worker_hours_are_those_of_every_engine_from_its_start_to_its_end() -> None:
     def decide(seen: Observation) -> list[Action]:
-        at = seen.at - WorldSettings(speed=WORLD_SPEED).began_unix_s
+        at = seen.at - WorldSettings(speed=SLOW).began_unix_s
         if at == 50:
             return [Action(kind="start", role="aggregated")]
         return [Action(kind="drain", role="aggregated", worker="w2")] if at == 150 else []
 
     requests = [Request(at=float(i), prompt=10, uncached=10, output=1) for i in range(200)]
-    outcome = World(requests, WorldSettings(speed=WORLD_SPEED, first=1), decide).run()
+    outcome = World(requests, WorldSettings(speed=SLOW, first=1), decide).run()
     assert abs(outcome.worker_s - outcome.until_s - 100) < 1
     assert outcome.changes == [(50.0, 1), (150.0, -1)]
 
@@ -139,17 +127,6 @@ def test_slow_starts_do_not_make_the_planner_diverge() -> None:
     assert outcome.attained(**TARGETS) >= 0.97
     assert outcome.most <= 12
     assert some.starts.p90_s >= 300
-
-
-def test_no_number_goes_up_down_and_up_within_two_start_ups_in_the_simulated_world() -> None:
-    start_s = 60.0
-    outcome, _ = play(waves(1.5, period_s=1500, peak=5, seed=4), start_s=start_s)
-    ups = [at for at, sign in outcome.changes if sign > 0]
-    downs = [at for at, sign in outcome.changes if sign < 0]
-    for up in ups:
-        after = [at for at in downs if at > up]
-        again = [at for at in ups if after and at > after[0]]
-        assert not again or again[0] - up >= 2 * start_s
 
 
 async def test_first_placements_become_requests_at_their_arrival(connection: Connection, subjects: Subjects) -> None:
