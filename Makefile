@@ -30,6 +30,8 @@ IN_FILES := --dist loadfile -n
 IN_ORDER := --no-loadscope-reorder $(IN_FILES)
 # Test by test, because a guard whose seed has moved takes minutes, but for what is marked as one group.
 IN_GROUPS := --no-loadscope-reorder --dist loadgroup -n
+# Other files of tests/integration kill nothing: to import these, too, takes each process of a phase ten seconds.
+KILLING = $(sort $(shell grep -rl --include='*.py' 'mark\.fault' tests/integration))
 # Servers and kills on a shared machine: a test that fails is tried once more, and named in the summary.
 ONCE_MORE := --reruns 1 -rR
 FAST := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
@@ -73,7 +75,7 @@ test-system: layer-test ## documented commands, simulations in virtual time, pro
 	$(PYTEST) $(IN_GROUPS) 2 tests/docs tests/simulation
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
 test-faults: layer-test ## tests that kill what runs
-	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults tests/integration
+	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults $(KILLING)
 test-served: $(ENGINES) ## tests with a real engine, but for the longest
 	$(PYTEST) $(IN_FILES) 2 -m 'engine and not long_engine' tests/engines
 test-engines: $(ENGINES) ## all tests with a real engine
