@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: as many as a test asks for, or a fifth of them in `make test-fast`'s profile."""
+"""How many examples Hypothesis tries: 50 or as many as a test asks for, or a fifth of them in `make test-fast`'s profile."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ SHARE = 5  # one in so many
 FEWEST = 5
 
 # Tests hold no times: a busy machine would fail them.
-settings.register_profile("default", deadline=None)
-settings.register_profile(FAST, deadline=None)
+settings.register_profile("default", deadline=None, max_examples=50)
+settings.register_profile(FAST, deadline=None, max_examples=50)
 settings.load_profile("default")
 
 
 def fewer(full: settings) -> settings:
     """The same settings with fewer examples."""
     return settings(full, max_examples=min(full.max_examples, max(FEWEST, full.max_examples // SHARE)))
-
-
-def is_search(item: pytest.Item) -> bool:
-    """Return whether Hypothesis chooses what a test tries."""
-    return _machine(item) is not None or is_hypothesis_test(getattr(item, "obj", None))
 
 
 def shorten(items: Iterable[pytest.Item]) -> None:

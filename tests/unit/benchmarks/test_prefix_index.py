@@ -20,17 +20,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_it_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [*SMALL, "--memory", ""])
-    prefix_index.main()
-    printed = capsys.readouterr().out
-    for figure in ("store", "lookup, hit all", "lookup, miss", "exact lookup, miss", "tier move", "remove", "drop a worker"):
-        assert f"| {figure}" in printed
-    if not prefix_index.importlib.util.find_spec("dynamo"):
-        assert prefix_index.NOT_INSTALLED in printed
-
-
-@pytest.mark.slow
 def test_it_prints_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [*SMALL, "--memory", "2000", "--json"])
     prefix_index.main()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.client import run_bodies
-from benchmarks.routing import SIM, in_turn, ratios
+from benchmarks.routing import SIM
 
 SMALL = replace(SIM, prefixes=3, prefix_words=20, tail_words=4, requests=12)
 
@@ -28,19 +28,6 @@ def test_turns_have_the_same_families_in_the_same_order_in_other_words() -> None
         json.loads(body)["messages"][0]["content"] for body in other
     )
     assert families_of(one) != families_of(SMALL.bodies("kv 1", 8, "sim"))
-
-
-def test_every_policy_is_first_once() -> None:
-    assert [in_turn(["a", "b", "c"], n)[0] for n in range(4)] == ["a", "b", "c", "a"]
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    turns = [
-        {"round": n, "policy": policy, "load": "closed", "req_s": rate}
-        for n, rates in enumerate([(20.0, 10.0), (90.0, 30.0)])
-        for policy, rate in zip(("kv", "round-robin"), rates, strict=True)
-    ]
-    assert list(ratios(turns, "closed", "req_s", "round-robin")) == pytest.approx([2.5, 2.0, 3.0])
 
 
 @pytest.mark.parametrize("size", [7, 64, 4096])

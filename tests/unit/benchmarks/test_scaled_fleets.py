@@ -31,8 +31,3 @@ def test_fleets_are_scaled_up_and_down_again_and_no_request_is_lost() -> None:
     always = play(trace(), found["most"], KINDS, {}, start_s=20.0)  # type: ignore[arg-type]
     assert found["held_hours"] < always["held_hours"]  # type: ignore[operator]
     assert always["starts"] == {"quick": 0, "slow": 0}
-
-
-def test_workers_that_are_always_there_cost_their_price_for_all_of_the_time() -> None:
-    found = play(trace(), {"quick": 2}, KINDS, {}, start_s=20.0)
-    assert found["held_hours"] == round(2 * 4.0 * trace().requests[-1].at_s / 3600.0, 3)

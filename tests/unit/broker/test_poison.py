@@ -84,13 +84,13 @@ def assert_bounded(value: Any, path: str = "$") -> None:
         assert abs(value) < 2**64, (path, value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(sorted(READERS)))
 def test_a_decoder_raises_nothing_but_its_refusal_for_any_bytes(data: bytes, name: str) -> None:
     read(READERS[name][0], data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from(sorted(READERS)))
 def test_a_decoder_raises_nothing_but_its_refusal_for_a_message_with_changed_bytes(data: st.DataObject, name: str) -> None:
     reader, records = READERS[name]

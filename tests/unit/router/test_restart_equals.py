@@ -223,7 +223,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories)
 def test_the_index_after_a_restart_equals_the_index_before(history: list[tuple[str, Any]]) -> None:
     async def run() -> None:

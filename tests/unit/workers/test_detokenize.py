@@ -232,7 +232,7 @@ def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
 small_text = st.text("abc", max_size=12)
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(st.lists(small_text, max_size=12), st.lists(st.text("abc", max_size=5), max_size=4), st.booleans())
 def test_text_is_cut_at_the_first_stop_string_however_it_is_cut_into_pieces(pieces, stops, include):
     matcher = StopMatcher(stops, include_stop=include)

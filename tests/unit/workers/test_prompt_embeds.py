@@ -123,7 +123,7 @@ def test_numbers_beyond_any_memory_are_refused():
         read_tensor(file(offset), param="p")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_file_is_read_or_refused(changes):
     damaged = bytearray(file(pickled((2, 3), (3, 1))))

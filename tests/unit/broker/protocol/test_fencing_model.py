@@ -251,5 +251,5 @@ class World(RuleBasedStateMachine):
         self.it_ends_once_and_then_completely()
 
 
-World.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestFencing = World.TestCase

@@ -9,7 +9,6 @@ import pytest
 from deploy.dev import house
 from deploy.dev.house import bars, walks
 
-ROOT = Path(__file__).parents[4]
 ROUTER = '''
 """Routes.
 
@@ -88,11 +87,3 @@ def test_the_ways_through_a_tree_are_counted_by_its_own_code_and_else_by_ours(tm
     assert walks(other, ours) == {"token back": ["router"]}
     (other / house.WALKS).write_text("print('{\"token back\": []}')\n")
     assert walks(other, ours) == {"token back": []}
-
-
-def test_the_figures_of_this_tree_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(house, "bars", lambda root: {"modules": str(root == ROOT)})
-    monkeypatch.setattr(house, "walks", lambda _root, _own: {"token back": ["a", "b"]})
-    monkeypatch.chdir(ROOT)
-    assert house.main(["--modules"]) == 0
-    assert capsys.readouterr().out == "modules     True\ntoken back  2 modules\n    a\n    b\n"

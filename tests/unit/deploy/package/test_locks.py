@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.package import locks
-from deploy.package.locks import LOCKS, requirements, versions
+from deploy.package.locks import requirements, versions
 
 DIGEST = f"--hash=sha256:{'0' * 64}"
 
@@ -33,19 +33,3 @@ def test_a_lock_is_written_without_the_markers_that_all_its_entries_have(
     assert (tmp_path / "nixl.txt").read_text().splitlines()[1::2] == ["a==1 \\", "b==2 ; python_full_version < '3.12' \\"]
     assert requirements("nixl") == ["a==1", "b==2 ; python_full_version < '3.12'"]
     assert versions("nixl") == {"a": ["1"], "b": ["2"]}
-
-
-def test_uv_may_be_named_from_where_make_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    script(tmp_path / "bin", f"print('a==1 \\\\\\n {DIGEST}')")
-    monkeypatch.setattr(locks, "FOLDER", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["locks", "bin/uv", "nixl"])
-    assert locks.main() == 0
-    assert requirements("nixl") == ["a==1"]
-
-
-def test_packages_without_what_they_require_have_versions() -> None:
-    alone = [one for lock in LOCKS.values() for one in lock.alone]
-    assert alone
-    assert all("==" in one or ">=" in one for one in alone)

@@ -32,20 +32,6 @@ def python(folder: Path, code: int, name: str = "python") -> str:
     return script(folder / name, f'#!/bin/sh\necho "$@"\necho "{name} ran"\nexit {code}\n')
 
 
-def test_what_the_tests_require_is_installed_and_the_options_reach_pytest(tmp_path: Path) -> None:
-    run = run_tests(uv(tmp_path), 12, python(tmp_path, 0), tmp_path / "new", ["tests/unit", "-k", "some"])
-    assert run.passed
-    assert "-m pytest" in run.output
-    assert "tests/unit -k some" in run.output
-    assert "-r pyproject.toml --extra test" in (tmp_path / "asked").read_text()
-    assert run.report().startswith("Python 3.12: python ran (with the installation ")
-
-
-@pytest.mark.parametrize(("code", "passed"), [(0, True), (5, True), (1, False), (2, False), (139, False)])
-def test_a_run_passes_when_pytest_says_so_or_has_no_test_to_run(tmp_path: Path, code: int, passed: bool) -> None:
-    assert run_tests(uv(tmp_path), 12, python(tmp_path, code), tmp_path / "new", []).passed is passed
-
-
 def test_a_run_whose_installation_fails_is_a_failure_with_what_was_said(tmp_path: Path) -> None:
     run = run_tests(uv(tmp_path, code=5), 12, python(tmp_path, 0), tmp_path / "new", [])
     assert not run.passed

@@ -29,7 +29,7 @@ DOCUMENTS = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DOCUMENTS, st.booleans())
 def test_depth_is_counted_outside_of_texts_only(document: Any, ascii_only: bool) -> None:
     raw = json.dumps(document, ensure_ascii=ascii_only).encode()

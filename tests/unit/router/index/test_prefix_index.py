@@ -14,7 +14,7 @@ from tests.support.router.index_histories import BLOCKS, STEP, check
 from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(history=st.lists(STEP, max_size=40), chains=st.lists(BLOCKS, min_size=1, max_size=3))
 def test_any_history_is_answered_like_the_model(history: list[Any], chains: list[list[int]]) -> None:
     indexes, model = [create_index(name) for name in IMPLEMENTATIONS], ModelIndex()

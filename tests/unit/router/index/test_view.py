@@ -22,7 +22,7 @@ def caches(request: pytest.FixtureRequest) -> Caches:
     return Caches(create_index(request.param), predicted_ttl_s=TTL_S, approximate_ttl_s=LONG_S)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(history=st.lists(STEP, min_size=10, max_size=60))
 def test_overlaps_always_equal_a_fresh_match(history: list[Any]) -> None:
     start: list[Any] = [("add", worker, False, 0) for worker in WORKERS[:3]]

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from headrace.base.errors import CommandError
-from headrace.tools.bench.load import Target, bodies, poisson, run_at, run_closed, steady, target, trace_body, trace_times
-from headrace.tools.replay_bench.trace import Trace, TraceRequest
+from headrace.tools.bench.load import Target, bodies, run_at, run_closed, target, trace_body
+from headrace.tools.replay_bench.trace import TraceRequest
 from tests.unit.tools.bench.fake_server import REFUSED, serving, streamed
 
 
@@ -32,32 +32,10 @@ async def test_every_end_is_told_also_that_of_a_request_that_failed() -> None:
     assert ends == [1] * 4 + [2] * 3
 
 
-async def test_a_connection_that_gave_an_error_is_not_used_again() -> None:
-    async with serving(lambda number: REFUSED if number == 2 else streamed(1)) as (server, asked):
-        outcome = await run_closed(server, chats(4), streams=1, timeout_s=30)
-    assert (outcome.ok, outcome.failed, asked.connections) == (3, 1, 2)
-    assert outcome.errors[0].startswith("HTTP/1.1 429 Too Many Requests")
-
-
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     async with serving(lambda _: streamed(1), takes_s=0.3) as (server, asked):
         outcome = await run_at(server, chats(5), [0.0] * 5, timeout_s=30)
     assert (outcome.ok, asked.connections) == (5, 5)
-
-
-async def test_an_open_loop_uses_connections_that_are_free() -> None:
-    async with serving(lambda _: streamed(1)) as (server, asked):
-        outcome = await run_at(server, chats(3), [0.0, 0.5, 1.0], timeout_s=30)
-    assert (outcome.ok, asked.connections) == (3, 1)
-    assert outcome.seconds >= 1.0
-
-
-async def test_the_key_and_the_host_are_told() -> None:
-    async with serving(lambda _: streamed(1)) as (server, asked):
-        named = Target(server.host, server.port, "m", key="secret")
-        await run_closed(named, chats(1), streams=1, timeout_s=30)
-    assert b"Authorization: Bearer secret\r\n" in asked.heads[0]
-    assert b"Host: 127.0.0.1:%d\r\n" % server.port in asked.heads[0]
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -78,25 +56,10 @@ async def test_a_server_that_does_not_answer_ends_the_run() -> None:
             await run_closed(server, chats(2), streams=2, timeout_s=0.2)
 
 
-@pytest.mark.parametrize(
-    ("url", "path"),
-    [("http://a:81", "/v1/chat/completions"), ("http://a/", "/v1/chat/completions"), ("http://a/b/", "/b/v1/chat/completions")],
-)
-def test_an_address_may_have_a_path(url: str, path: str) -> None:
-    found = target(url, "m")
-    assert (found.host, found.port, found.path) == ("a", 81 if "81" in url else 80, path)
-
-
 @pytest.mark.parametrize("url", ["https://a", "a:80", "http://", "http://a:x", "http://a?b=c"])
 def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
     with pytest.raises(CommandError):
         target(url, "m")
-
-
-def test_prompts_differ_and_come_again_with_the_same_seed() -> None:
-    assert len(set(bodies("m", requests=50, words=32, tokens=1, seed=1))) == 50
-    assert bodies("m", requests=2, words=8, tokens=1, seed=1) == bodies("m", requests=2, words=8, tokens=1, seed=1)
-    assert bodies("m", requests=2, words=8, tokens=1, seed=1) != bodies("m", requests=2, words=8, tokens=1, seed=2)
 
 
 def test_equal_blocks_of_a_trace_are_equal_words() -> None:
@@ -108,12 +71,3 @@ def test_equal_blocks_of_a_trace_are_equal_words() -> None:
     assert prompts[0][:512] == prompts[1][:512]
     assert prompts[0][512:] != prompts[1][512:]
     assert '"max_tokens": 5' in one
-
-
-def test_times_of_an_open_loop() -> None:
-    assert steady(4.0, 3) == [0.0, 0.25, 0.5]
-    drawn = poisson(10.0, 4000, seed=3)
-    assert drawn == sorted(drawn)
-    assert 380 < drawn[-1] < 420  # 4,000 at 10 a second
-    requests = tuple(TraceRequest(at_s=at_s, tokens=1, output=1, chain=()) for at_s in (5.0, 6.0, 9.0))
-    assert trace_times(Trace("t", requests), 2.0) == [0.0, 0.5, 2.0]

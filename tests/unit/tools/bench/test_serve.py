@@ -38,10 +38,6 @@ def test_each_curve_rises_inside_the_picture() -> None:
     assert "none" not in names
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
-    assert not list(ET.fromstring(draw({"first token": [], "whole answer": [0.0]})).iter(f"{SVG}polyline"))  # noqa: S314  # drawn by us
-
-
 _WAITS = "import sys; sys.stdin.read()"
 
 
@@ -68,26 +64,10 @@ def found_here() -> dict[str, int]:
     return {name: pid for name, pid in processes_of(Path(), os.getpid()).items() if name != "nats-server"}
 
 
-def test_one_frontend_has_the_plain_name() -> None:
-    with running("frontend --port 1", "router", "worker") as (frontend, router, worker):
-        found = found_here()
-    assert found == {"frontend": frontend, "router-1": router, "worker-1": worker}
-
-
 def test_each_of_several_frontends_is_measured() -> None:
     with running("frontend --port 1", "frontend --port 1") as frontends:
         found = found_here()
     assert found == {"frontend-1": min(frontends), "frontend-2": max(frontends)}
-
-
-def test_percentiles_count_a_value_as_often_as_it_came() -> None:
-    found = latency([(0.001, 98), (0.5, 1), (1.0, 1)])
-    assert (found.p50, found.p90, found.p99, found.most) == (1.0, 1.0, 500.0, 1000.0)
-
-
-def test_nothing_has_no_percentiles() -> None:
-    assert latency([]).p99 is None
-    assert "-" in render(make_report(Outcome(seconds=1.0), {}, {}, {}))
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5)), min_size=1))
@@ -112,11 +92,6 @@ def test_cpu_is_that_of_the_run_per_second_and_per_request() -> None:
     assert (router.cores, router.us_per_request, router.rss_mib) == (0.5, 250_000.0, 3.0)
     assert set(report.processes) == {CLIENT, "router-1"}
     assert "may be what was measured" not in render(report)
-
-
-def test_a_client_that_is_busy_itself_is_told() -> None:
-    report = make_report(Outcome(seconds=1.0, ok=1), {CLIENT: Usage(0.0, 0)}, {CLIENT: Usage(0.9, 0)}, {})
-    assert "may be what was measured" in render(report)
 
 
 async def run(*arguments: str, answer: bytes) -> int:

@@ -19,8 +19,6 @@ from headrace.tools.chaos.ledger import (
     LedgerEntry,
     Outcome,
     divergence,
-    faulted,
-    percentile,
 )
 from headrace.tools.chaos.questions import TOOL, ApiQuestion, Question, draw_questions
 from headrace.tools.chaos.run import ChaosReport, render
@@ -221,12 +219,6 @@ def test_a_pause_belongs_to_the_fault_it_began_under_and_to_those_who_were_held(
     assert ledger.pauses() == {"worker kill": [3.0], "nats restart": [7.0, 7.0]}
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (1.0, 4.0)])
-def test_percentiles_are_values_that_were_measured(share: float, value: float) -> None:
-    assert percentile([3.0, 1.0, 4.0, 2.0], share) == value
-    assert percentile([], share) == 0.0
-
-
 # -- what is asked ------------------------------------------------------------------------------------------------------------
 
 
@@ -255,11 +247,6 @@ def test_what_is_wrong_is_named_once_enough_has_come_to_tell() -> None:
     text = QUESTION.texts[0]
     wrong = [divergence(text[:40] + text[30 : 30 + n], text) for n in (5, 40)]
     assert [(one.outcome, one.sure) for one in wrong if one] == [(Outcome.DUPLICATED, False), (Outcome.DUPLICATED, True)]
-
-
-def test_what_has_come_so_far_is_no_divergence() -> None:
-    text = QUESTION.texts[0]
-    assert [divergence(text[:n], text) for n in range(len(text) + 1)] == [None] * (len(text) + 1)
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -302,22 +289,6 @@ def test_whatever_is_left_breaks_a_promise(fields: dict[str, Any], words: str) -
     bad = report(Ledger(), **fields)
     assert bad.broken == [words]
     assert words in render(bad)
-
-
-def test_a_lost_request_is_named() -> None:
-    ledger = Ledger()
-    ledger.begin(entry(Outcome.LOST))
-    assert report(ledger).broken[0].startswith("request 1 (no id, f1) lost")
-
-
-def test_pauses_of_requests_that_crash_again_count_apart() -> None:
-    ledger = Ledger()
-    stream = ledger.begin(LedgerEntry(1, "f1", 0.0, id="a"))
-    stream.came = [1.0, 2.0, 2.5, 9.0, 9.5]
-    stream.end(Outcome.ANSWERED, 10.0)
-    ledger.injure(Injury("worker kill", "w1", 1.5, held=frozenset({"a"}), crash=True))
-    ledger.injure(Injury("worker kill", "w2", 2.6, held=frozenset({"a"}), crash=True))
-    assert ledger.pauses() == {"worker kill": [0.5], "worker kill again": [6.5]}
 
 
 TEXT = "some words that are said once and in this order"
@@ -424,8 +395,3 @@ def test_log_probabilities_must_spell_the_text() -> None:
 
     assert AnswerChecker(question).check_whole(answer(TEXT[:4], TEXT[4:], "<end>")).outcome is Outcome.ANSWERED
     assert AnswerChecker(question).check_whole(answer(TEXT[:4])).outcome is Outcome.WRONG
-
-
-def test_three_crashes_are_told_from_a_frontend_that_leaves() -> None:
-    assert faulted({"message": "the request was running on 3 workers when each of them crashed"}).outcome is Outcome.POISONED
-    assert faulted({"type": "overloaded_error", "message": "shutting down"}).outcome is Outcome.CUT

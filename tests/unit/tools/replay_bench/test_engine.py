@@ -30,13 +30,6 @@ def run(engine, jobs):
     return steps
 
 
-def begin(engine, *jobs):
-    """All at once on an idle engine."""
-    for one in jobs:
-        engine.submit(one, 0.0)
-    engine.end_step(0.0)
-
-
 def test_the_first_token_comes_in_the_step_that_completes_the_prompt():
     one = job(0, 512, 3)
     run(ModelledEngine(MODEL), [one])
@@ -61,52 +54,6 @@ def test_prompts_are_taken_in_the_order_of_arrival_within_the_budget():
     assert first.end_s == second.first_s
 
 
-def test_two_prompts_share_a_step():
-    first, second = job(0, 512, 1), job(1, 512, 1)
-    engine = ModelledEngine(MODEL)
-    begin(engine, first, second)
-    assert engine.step_ends_s == 0.5 + 1.0 + 2 * 0.25
-    assert (engine.step_prefill_tokens, engine.step_decodes) == (1024, 2)
-
-
-def test_without_a_slot_a_request_waits():
-    jobs = [job(n, 256, 4) for n in range(3)]
-    engine = ModelledEngine(MODEL)
-    steps = run(engine, jobs)
-    first_end_s = 0.5 + 0.5 + 0.5 + 3 * (0.5 + 0.5)
-    assert [j.end_s for j in jobs[:2]] == [first_end_s, first_end_s]
-    assert jobs[2].admitted_s == first_end_s
-    assert len(steps) == 4  # those of the first two that are alike in one go, and so the last one's
-    assert (engine.running, engine.waiting, engine.blocks_used, engine.queued_prefill_tokens) == (0, 0, 0, 0)
-
-
-def test_cached_blocks_are_not_computed_again_but_for_the_last_token():
-    one, same, longer = job(0, 1024, 1, chain=[1, 2]), job(1, 1024, 1, chain=[1, 2]), job(2, 1500, 1, chain=[1, 2, 3])
-    run(ModelledEngine(MODEL), [one, same, longer])
-    assert (one.uncached, same.uncached, longer.uncached) == (1024, 1, 1500 - 1024)
-    assert (same.cached_blocks, longer.cached_blocks) == (2, 2)
-
-
-def test_siblings_in_one_step_share_what_is_computed_there():
-    one, same = job(0, 512, 1, chain=[1]), job(1, 512, 1, chain=[1])
-    begin(ModelledEngine(MODEL), one, same)
-    assert (one.uncached, same.uncached) == (512, 1)
-
-
-def test_an_arrival_while_all_only_decode_is_admitted_at_the_next_step():
-    long, late = job(0, 512, 101), job(1, 512, 1, at_s=1.25 + 0.75 * 10 + 0.5)
-    engine = ModelledEngine(MODEL)
-    run(engine, [long, late])
-    assert late.admitted_s == 1.25 + 0.75 * 11
-    assert long.end_s == 1.25 + 0.75 * 11 + (0.5 + 0.5 + 2 * 0.25) + 0.75 * 88  # 1 + 11 + 1 + 88 tokens
-
-
-def test_an_arrival_exactly_between_two_steps_is_admitted_there():
-    long, late = job(0, 512, 101), job(1, 512, 1, at_s=1.25 + 0.75 * 10)
-    run(ModelledEngine(MODEL), [long, late])
-    assert late.admitted_s == late.request.at_s
-
-
 def test_what_a_step_tells():
     engine = ModelledEngine(MODEL)
     ((end_s, step), (_, last)) = run(engine, [job(0, 700, 2, chain=[1, 2])])
@@ -115,14 +62,6 @@ def test_what_a_step_tells():
     assert [j.index for j in last.settled] == [0]
     assert (last.stored, last.removed, last.changed) == ((), (), True)
     assert end_s == 0.5 + 700 / 1024 + 0.25
-
-
-def test_load_while_it_runs():
-    engine = ModelledEngine(MODEL)
-    begin(engine, *(job(n, tokens, 5) for n, tokens in enumerate((1024, 1536, 512))))
-    assert (engine.running, engine.waiting, engine.queued_prefill_tokens, engine.blocks_used) == (1, 2, 2048, 2)
-    engine.end_step(engine.step_ends_s)
-    assert (engine.running, engine.waiting, engine.queued_prefill_tokens, engine.blocks_used) == (2, 1, 1024, 5)
 
 
 def test_the_cache_drops_the_tail_of_the_least_recent_prompt_first():
@@ -135,22 +74,6 @@ def test_the_cache_drops_the_tail_of_the_least_recent_prompt_first():
     cache.touch([9, 10])
     assert (2 in cache, 1 in cache, 8 in cache, 7 in cache) == (False, True, False, True)
     assert [sorted(part) for part in cache.changes()] == [[9, 10], [2, 8]]
-
-
-def test_a_prompt_larger_than_the_cache_leaves_its_beginning():
-    cache = PrefixCache(2)
-    cache.touch([1, 2, 3, 4])
-    assert len(cache) == 2
-    assert cache.match([1, 2, 3, 4]) == 2
-
-
-def test_a_block_that_goes_and_comes_back_within_a_step_has_not_changed():
-    cache = PrefixCache(1)
-    cache.touch([1])
-    cache.changes()
-    cache.touch([2])
-    cache.touch([1])
-    assert cache.changes() == ((), ())
 
 
 class StepByStep:

@@ -17,7 +17,7 @@ from headrace.tools.replay_bench import policies as subject
 from headrace.tools.replay_bench.classic import Classic, ClassicWeights
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import ALL, Dynamo, DynamoCore, DynamoFailed, MirroredCaches, Policy, changed
-from headrace.tools.replay_bench.replay import ReplayPool, replay, replay_sequential
+from headrace.tools.replay_bench.replay import ReplayPool, replay
 from headrace.tools.replay_bench.trace import generate
 
 
@@ -30,25 +30,10 @@ def test_every_policy_makes_a_router(name):
         assert router.scheduler.settings.policy == name
 
 
-def test_early_binding_by_name():
-    assert Policy(name="round-robin+early").scheduler_settings() == SchedulerSettings(policy="round-robin", binding="early")
-    assert Policy(name="round-robin").scheduler_settings() == SchedulerSettings(policy="round-robin")
-
-
 @pytest.mark.parametrize("name", ["best", "classic+early", "direct", "kv+late", ""])
 def test_other_names_are_refused(name):
     with pytest.raises(SettingsInvalid, match=f"policy '{name}'".replace("+", r"\+")):
         Policy(name=name)
-
-
-def test_labels():
-    assert Policy(name="kv").label == "kv"
-    assert Policy(name="classic", weights=ClassicWeights(scale=4)).label == "classic (scale 4, credit 1)"
-
-
-def test_settings_by_dotted_name():
-    settings = Policy(name="kv", settings={"ageing": 0.5, "fairness.slack_tokens": 7.0}).scheduler_settings()
-    assert (settings.ageing, settings.fairness.slack_tokens) == (0.5, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +90,6 @@ def test_every_decision_rests_on_all_events_before_it(core: DynamoCore) -> None:
     assert done.summary.hit_rate > 0.1
 
 
-def test_a_core_begins_anew_with_each_replay(core: DynamoCore) -> None:
-    one = pool()
-    first, second = (replay(one, policy(core), rate=8.0, limit=one.ceiling()).summary.hit_rate for _ in range(2))
-    assert first == second
-    sequential = replay_sequential(one, policy(core, 1.0), limit=one.ceiling())
-    assert sequential.hit_rate > first
-    facts = core.facts()
-    assert facts.decisions == facts.same_cached == facts.same_in_use == facts.lowest == 240
-
-
 @pytest.mark.parametrize("weights", [ClassicWeights(scale=0.5), ClassicWeights(scale=16, credit=1.5)])
 def test_weights_reach_the_core(core: DynamoCore, weights: ClassicWeights) -> None:
     one = pool()
@@ -153,29 +128,3 @@ def test_a_driver_that_fails_is_named(script: str, told: str, tmp_path: Path, mo
         monkeypatch.setattr(subject, "ANSWER_S", 0.2)
     with scripted(tmp_path, script) as core, pytest.raises(DynamoFailed, match=told):
         core.select(id="1")
-
-
-def test_a_driver_that_reads_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "ANSWER_S", 0.2)
-    much = list(range(1_000_000))  # more than a pipe holds
-    with (
-        scripted(tmp_path, "import time; time.sleep(60)") as core,
-        pytest.raises(DynamoFailed, match=r"Dynamo has read nothing for 0\.2 s"),
-    ):
-        core.tell("cache", stored=much)
-
-
-def test_without_dynamo_its_place_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DynamoFailed, match=r"there is no .*/bin/python; `headrace bench compare dynamo` installs it"):
-        DynamoCore(tmp_path / "bin" / "python")
-
-
-def test_there_is_one_router(core: DynamoCore) -> None:
-    one = pool(routers=2)
-    with pytest.raises(SettingsInvalid, match="policy 'dynamo' has one router"):
-        replay(one, policy(core), rate=1.0, limit=one.ceiling())
-
-
-def test_the_policy_needs_a_core() -> None:
-    with pytest.raises(SettingsInvalid, match="policy 'dynamo' needs Dynamo's core"):
-        Policy(name="dynamo")

@@ -1,7 +1,6 @@
 import pytest
 
 from headrace.router.errors import ReplayStalled
-from headrace.router.placement.types import Shed
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.replay import ReplayPool, replay_sequential
@@ -30,19 +29,6 @@ def test_by_hand():
     assert done.of_infinite == pytest.approx(2 / 4)
     assert done.balance_requests == 1.0
     assert done.balance_uncached == pytest.approx((4 * 512) / ((3 * 512 + 4 * 512) / 2))
-
-
-def test_the_view_lacks_the_last_batch_and_only_that():
-    seen = []
-
-    class Looking(RoundRobin):
-        def place(self, request, now_s):
-            worker = self.workers[0]
-            seen.append([self.view.verify(worker, [block]).device for block in (1, 2, 3, 4)])
-            return self.placement(request, worker, now_s)
-
-    replay(pool(trace([1], [2], [3], [4])), Looking)
-    assert seen == [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
 
 
 def test_everything_else_is_known_before_the_next_request():
@@ -74,15 +60,6 @@ def test_one_worker_reaches_the_pooled_cache_exactly():
     sample = read_trace(SAMPLE)
     done = replay(pool(sample, workers=1, blocks=1600), RoundRobin)
     assert done.of_pooled == 1.0
-
-
-def test_what_is_shed_is_counted_and_nothing_else():
-    class Refusing(RoundRobin):
-        def offer(self, request, now_s):
-            return Shed(request=request, code="class_limit", message="") if request.id == "1" else super().offer(request, now_s)
-
-    done = replay(pool(trace([1], [1], [1])), Refusing)
-    assert (done.shed, done.requests) == ({"class_limit": 1}, 3)
 
 
 def test_a_request_may_be_placed_later_but_not_never():

@@ -43,34 +43,8 @@ def test_weights_say_what_is_fair():
     assert other.worst == pytest.approx(0.5, abs=0.01)
 
 
-def test_who_asks_for_little_is_not_short_of_it():
-    modest = [job("b", at_s=n, admitted_s=n, first_s=n + 1.0, end_s=n + 1.0, uncached=9) for n in range(180)]
-    one, other = tenant_shares([*queue("a", rate=100), *modest])
-    assert (other.short, other.worst) == (0, None)
-    assert other.fair == pytest.approx(other.share)
-    assert abs(one.worst) < 0.02
-
-
 def test_who_gets_less_than_it_asks_for_is_short_of_it():
     late = [job("b", at_s=n / 2, admitted_s=n, first_s=n + 1.0, end_s=n + 1.0, uncached=9) for n in range(180)]
     _, other = tenant_shares([*queue("a", rate=100), *late])
     assert other.short == 0  # half of what it asked for, and that is less than its part
     assert other.share < 0.6 * other.fair
-
-
-def test_windows_in_which_nothing_waits_do_not_count():
-    jobs = [job("ab"[n % 2], at_s=n, admitted_s=n, first_s=n + 0.5, end_s=n + 0.9, uncached=1 + n % 2 * 98) for n in range(180)]
-    assert all((share.windows, share.worst) == (0, None) for share in tenant_shares(jobs))
-
-
-def test_tokens_count_when_they_are_computed():
-    # 600 prompt tokens over 60 s, then 60 output tokens over 60 s; the other one has 10 tokens a second all along.
-    jobs = [job("a", admitted_s=0.0, first_s=60.0, end_s=120.0, uncached=600, output=60), *queue("b", rate=10, seconds=120.0)]
-    one, _ = tenant_shares(jobs)
-    assert one.tokens == 660
-    parts = [600 / 1200, 465 / 1065, 330 / 930, 195 / 795]  # windows from 0, 15, 30, 45 s; in the one from 60 s the queue ends
-    assert (one.windows, one.share) == (4, pytest.approx(sum(parts) / 4, abs=5e-4))
-
-
-def test_no_jobs():
-    assert tenant_shares([]) == []

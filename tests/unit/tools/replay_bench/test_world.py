@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 
 from headrace.router.errors import ReplayStalled
-from headrace.router.placement.types import Shed
-from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayFleet, ReplayJob
+from headrace.tools.replay_bench.engine import EngineModel, ReplayFleet
 from headrace.tools.replay_bench.policies import ALL, Policy
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, accelerate, read_trace
 from headrace.tools.replay_bench.world import Delays, World
@@ -83,11 +82,6 @@ def test_everything_arrives_after_its_delay():
     assert (at_s, worker, removed, sorted(stored["device"])) == (first_s + 0.03125, "worker-0", {}, [5, 6])
 
 
-def test_the_end_of_a_request_is_told_with_its_answer_length():
-    world(trace((0.0, 512, 7, (5,)), (60.0, 512, 1, (6,)))).run()
-    assert [entry[2:] for entry in made[0].told if entry[1] == "settled"] == [("0", "worker-0", 7, 512, 1, "")]
-
-
 def test_reports_follow_changes_with_a_pause_and_the_heartbeat_else():
     world(trace((0.0, 1024, 1, (5, 6)), (0.0, 1024, 40, (7, 8)), (50.0, 512, 1, (9,)))).run()
     times = [entry[0] - 0.0625 for entry in made[0].told if entry[1] == "report"]
@@ -113,37 +107,6 @@ def test_routers_hear_of_each_others_placements_and_not_of_their_own():
         assert {entry[-1] for entry in placed} == {f"router-{1 - n}"}
 
 
-def test_a_placed_event_names_at_most_512_blocks():
-    blocks = tuple(range(600))
-    requests = [(float(n * 400), 600 * 512, 1, blocks) for n in range(4)]
-    seen = []
-
-    class Hashes(Listening):
-        def on_event(self, event, now_s):
-            if event.kind == "placed":
-                seen.append((len(event.hashes), event.blocks))
-
-    world(trace(*requests), scheduler=Hashes, routers=2).run()
-    assert seen
-    assert set(seen) == {(512 * 8, 600)}
-
-
-def test_what_is_shed_is_over():
-    class Refusing(RoundRobin):
-        def offer(self, request, now_s):
-            if int(request.id) % 2:
-                return Shed(request=request, code="queue_full", message="")
-            return super().offer(request, now_s)
-
-        def decide(self, now_s):
-            placed = super().decide(now_s)
-            return [Shed(request=p.request, code="deadline", message="") if p.request.id == "2" else p for p in placed]
-
-    outcomes = world(trace(*((float(n), 512, 1, (n,)) for n in range(4))), scheduler=Refusing).run()
-    assert [o.shed for o in outcomes] == ["", "queue_full", "deadline", "queue_full"]
-    assert outcomes[0].job.end_s > 0 > outcomes[2].job.end_s
-
-
 def test_a_scheduler_is_woken_when_it_asks():
     class Sleepy(RoundRobin):
         def decide(self, now_s):
@@ -156,19 +119,6 @@ def test_a_scheduler_is_woken_when_it_asks():
     assert outcome.placed_s == 7.0
 
 
-@pytest.mark.timeout(20)
-def test_a_scheduler_that_asks_to_be_woken_at_once_does_not_stop_the_clock():
-    class Restless(RoundRobin):
-        def decide(self, now_s):
-            return super().decide(now_s) if now_s >= 2.0 else []
-
-        def next_wake_s(self, now_s):
-            return now_s
-
-    (outcome,) = world(trace((1.0, 512, 1, (1,))), scheduler=Restless).run()
-    assert outcome.placed_s == pytest.approx(2.0, abs=0.002)
-
-
 def test_a_scheduler_that_never_places_is_found_out():
     class Lazy(RoundRobin):
         def decide(self, now_s):
@@ -176,12 +126,6 @@ def test_a_scheduler_that_never_places_is_found_out():
 
     with pytest.raises(ReplayStalled, match="1 requests are open"):
         world(trace((1.0, 512, 1, (1,))), scheduler=Lazy).run()
-
-
-def test_a_long_pause_or_a_long_answer_is_no_stall():
-    outcomes = world(trace((0.0, 512, 4000, (1,)), (9000.0, 512, 1, (2,)))).run()
-    assert outcomes[0].job.end_s > 2000
-    assert outcomes[1].job.end_s > 9000
 
 
 def test_the_same_seed_gives_the_same_history_and_another_one_does_not():
@@ -206,21 +150,6 @@ def test_the_real_policies_serve_everything(name):
     ).run()
     assert all(o.job.end_s > o.job.first_s - 1e-9 > o.job.arrived_s > o.placed_s >= o.job.request.at_s for o in outcomes)
     assert len({o.job.worker for o in outcomes}) == 4
-
-
-def test_engines_are_those_of_the_world():
-    """What the world does to a job is what its engine does when it is given the request at the same time."""
-    requests = [(float(n) / 4, 900 + n, 5, (n, 100 + n)) for n in range(6)]
-    requests += [(60.0 + 10.1 * n, 500, 90, (n,)) for n in range(6)]  # each comes while another one only decodes
-    outcomes = world(trace(*requests)).run()
-    engine, jobs = ModelledEngine(MODEL), [ReplayJob(index=n, request=o.job.request) for n, o in enumerate(outcomes)]
-    pending = [(job.request.at_s + 0.125, job) for job in jobs]
-    while pending or engine.step_ends_s is not None:
-        if pending and (engine.step_ends_s is None or pending[0][0] <= engine.step_ends_s):
-            engine.submit(pending[0][1], pending.pop(0)[0])
-        else:
-            engine.end_step(engine.step_ends_s)
-    assert [job.end_s for job in jobs] == [o.job.end_s for o in outcomes]
 
 
 def test_two_fleets_of_one_model_share_a_queue_and_each_request_has_its_fleet():

@@ -313,7 +313,7 @@ def test_messages_keep_to_the_size_they_may_have():
 VALUES = st.integers(0, 12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -245,7 +245,7 @@ PROMPTS = [[*range(p, p + 12)] for p in (0, 50)]
 VALUE = {p * 10 + b: block_chain(PROMPTS[p], SIZE)[b] for p in range(2) for b in range(3)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 2),
     st.lists(

@@ -77,7 +77,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(leaves, containers, max_leaves=8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(schemas, st.binary(max_size=4))
 def test_values_satisfy_their_schema(schema, key):
     valid(schema, key)

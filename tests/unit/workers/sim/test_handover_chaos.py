@@ -91,7 +91,7 @@ class Chaos:
         self.world.run(3000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example([("prefill", 1, 0.0), ("prefill", 0, 0.0), ("decode", 1, 0.0), ("abort p", 1, 0.0)], "pull", "recompute", 0, False)
 @given(
     moves, st.sampled_from(["pull", "push", "room"]), st.sampled_from(["recompute", "fail"]), st.integers(0, 12), st.booleans()

@@ -72,7 +72,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(requests, shapes, st.integers(0, 10))
 def test_every_sequence_ends_once_with_its_own_tokens_whatever_the_batch(drawn, shape, spare):
     context = 72
