@@ -30,15 +30,6 @@ async def test_only_its_own_tenant_cancels_a_request() -> None:
     assert (await delete(ingress, JOB, **{"x-headrace-tenant": "acme"})).status == 200
 
 
-async def test_a_request_that_is_not_running_is_a_404() -> None:
-    ingress = FakeIngress()
-    call = await delete(ingress, "nothing")
-    assert (call.status, call.error["code"]) == (404, "request_not_found")
-    assert ingress.asked_to_cancel == [("nothing", "_")]
-    assert (await delete(ingress, "x" * 1000)).status == 404
-    assert len(ingress.asked_to_cancel) == 1
-
-
 async def test_when_not_every_frontend_can_be_asked_the_answer_is_not_no() -> None:
     class Unsure(FakeIngress):
         async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:
@@ -89,9 +80,3 @@ async def test_it_is_a_404_that_names_what_is_served(path: str, method: str) -> 
     assert "not served here" in call.error["message"]
     assert "/v1/chat/completions" in call.error["message"]
     assert "/v1/embeddings" in call.error["message"]
-
-
-@pytest.mark.parametrize("path", ["/v1/audiobooks", "/audio/speech", "/v2/files", "//"])
-async def test_other_paths_are_plain_misses(path: str) -> None:
-    call = await Call(frontend(FakeIngress()).app, path, method="GET").run()
-    assert (call.status, call.error["code"]) == (404, "not_found")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 
@@ -12,7 +11,7 @@ from headrace.base.errors import SettingsError
 from headrace.frontend import apis
 from headrace.frontend.apis import API_GROUP, HttpApi, load_apis
 from headrace.frontend.openapi import build_openapi
-from tests.support.frontend.fakes import FakeIngress, chat, frontend, get, post
+from tests.support.frontend.fakes import FakeIngress, frontend, get, post
 
 TWICE = HttpApi(mount=lambda site: site.answer("/tokenize", lambda body, exchange: NotImplemented))
 Install = Callable[..., None]
@@ -41,17 +40,6 @@ async def test_an_api_of_another_package_is_served_and_described(install: Instal
     document = (await get(app, "/openapi.json")).json()
     assert "/words/count" in document["paths"]
     assert "WordsAnswer" in document["components"]["schemas"]
-
-
-async def test_without_its_line_an_api_is_neither_served_nor_described(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(apis._BUILT_IN, "ollama")
-    install()
-    app = frontend(FakeIngress()).app
-    assert (await post(app, {}, "/api/chat")).status == 404
-    assert not [path for path in json.loads(build_openapi())["paths"] if path.startswith("/api/")]
-    assert (await post(app, chat())).status == 200
 
 
 def test_a_built_in_name_cannot_be_taken(install: Install) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from headrace.frontend.server import HAND_BACK_S, hand_back
+from headrace.frontend.server import hand_back
 from headrace.frontend.serving import Parts
 
 
@@ -40,10 +38,3 @@ async def test_parts_drain_at_once_while_they_run_and_the_carrier_before_the_ing
         parts.stop()
     assert done[0] == "carrier"
     assert (ingress.grace_s, batches.grace_s) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("grace_s", [0.0, HAND_BACK_S / 2])
-async def test_a_short_grace_period_leaves_none_for_the_carrier(grace_s: float) -> None:
-    carrier = Part("carrier", [])
-    await hand_back(carrier.drain, grace_s)
-    assert carrier.grace_s == 0.0

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.broker.durable.names import new_name
-from headrace.broker.errors import Overloaded
 from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse
 from headrace.broker.messages.frames import JobFault
 from headrace.frontend import durable_api
 from headrace.frontend.apis import Stores
 from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend.fakes import MODEL, Call, FakeIngress, chat, frontend, post, say
+from tests.support.frontend.fakes import Call, FakeIngress, chat, frontend, post, say
 from tests.support.frontend.stored_jobs import MemoryJobs
 
 CHAT = "/v1/chat/completions"
@@ -121,17 +119,6 @@ async def test_a_follower_goes_on_while_the_stream_is_made() -> None:
     assert [name for name, _ in blocks(call)] == [f"{name}.0", ""]
 
 
-async def test_a_stream_of_another_tenant_is_not_there() -> None:
-    site = Site()
-    call = await site.ask(chat(stream=True), x_headrace_tenant="acme")
-    token = call.headers["headrace-job"]
-    assert site.jobs.published[0].tenant == "acme"
-    assert (await site.again(f"/v1/streams/{token}")).status == 404
-    assert (await site.again(f"/v1/streams/{token}", x_headrace_tenant="acme")).status == 200
-    other = await site.again(CHAT, method="POST", body=chat(), headrace_durable="1", last_event_id=f"{token}.0")
-    assert (other.status, other.error["code"]) == (404, "job_not_found")
-
-
 async def test_a_job_that_waits_in_the_queue_is_waited_for_and_one_that_never_was_is_unknown() -> None:
     site = Site()
     assert (await site.again("/v1/streams/hs-unknown")).status == 404
@@ -226,14 +213,6 @@ async def test_an_end_without_an_answer_is_an_error_of_the_whole_answer() -> Non
     assert (call.status, call.error["message"]) == (504, "too late")
 
 
-async def test_a_queue_that_is_full_refuses_before_anything_is_stored() -> None:
-    site = Site()
-    site.jobs.error = Overloaded("full")
-    call = await site.ask(chat(stream=True))
-    assert (call.status, call.headers["retry-after"]) == (429, "1")
-    assert site.jobs.published == []
-
-
 @pytest.mark.parametrize(
     ("headers", "word"),
     [
@@ -250,27 +229,6 @@ async def test_a_wrong_header_is_refused_by_name_and_value(headers: dict[str, st
     assert call.status == 400
     assert word in call.error["message"]
     assert site.jobs.published == []
-
-
-async def test_an_unknown_model_and_a_broken_body_are_refused_before_anything_is_stored() -> None:
-    site = Site()
-    assert (await site.ask(chat(model="nobody/knows"))).status == 404
-    assert (await site.ask(b"{")).status == 400
-    assert site.jobs.published == []
-
-
-async def test_class_and_deadline_come_from_the_request() -> None:
-    site = Site()
-    await site.ask(chat(service_tier="priority", timeout=7.0))
-    (job,) = site.jobs.published
-    assert (job.request_class, job.model_slug, job.endpoint) == ("hi", "org-tiny", CHAT)
-    assert 0 < job.deadline - time.time() <= 7
-
-
-async def test_completions_are_durable_as_well() -> None:
-    site = Site()
-    call = await site.ask({"model": MODEL, "prompt": "a", "stream": True}, "/v1/completions")
-    assert "".join(json.loads(data)["choices"][0]["text"] for name, data in blocks(call) if name) == "Hello world"
 
 
 async def test_without_stored_jobs_no_stream_is_known() -> None:

@@ -105,19 +105,6 @@ async def test_a_cancelled_upload_takes_no_part() -> None:
     assert bed.names == []
 
 
-@pytest.mark.parametrize("path", ["/parts", "/complete", "/cancel"])
-async def test_an_upload_of_another_tenant_is_a_404(path: str) -> None:
-    bed = Bed()
-    name = (await send(bed, "", NEW)).json()["id"]
-    for upload in (name, "upload_never"):
-        call = (
-            await add(bed, upload, b"abc", tenant="other")
-            if path == "/parts"
-            else await send(bed, f"/{upload}{path}", {"part_ids": ["part_1"]}, tenant="other")
-        )
-        assert (call.status, call.error["code"]) == (404, "upload_not_found")
-
-
 @pytest.mark.parametrize(
     ("change", "param"),
     [

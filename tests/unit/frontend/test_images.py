@@ -59,15 +59,6 @@ async def test_a_prompt_becomes_one_job_and_each_picture_a_choice_of_it() -> Non
     )
 
 
-async def test_what_is_not_given_is_left_to_the_model_but_for_the_seed() -> None:
-    ingress = painting()
-    for _ in range(2):
-        assert (await ask(ingress, size="auto", quality="standard", response_format="b64_json")).status == 200
-    first, second = [job.pooling.picture for job in ingress.jobs if job.pooling is not None and job.pooling.picture is not None]
-    assert (first.width, first.height, first.steps, first.guidance) == (None, None, None, None)
-    assert first.seed != second.seed
-
-
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "invalid_value"),
     ({"prompt": None}, "prompt", "invalid_value"),
@@ -107,11 +98,6 @@ async def test_a_model_that_makes_no_pictures_is_named_and_one_that_does_answers
     body = json.dumps({"model": MODEL, "prompt": "x"}).encode()
     text = await Call(frontend(painting()).app, "/v1/completions", body).run()
     assert (text.status, text.error["code"]) == (400, "wrong_kind")
-
-
-async def test_a_prompt_over_the_context_is_refused() -> None:
-    call = await ask(painting(), prompt="x" * 600)
-    assert (call.status, call.error["param"]) == (400, "prompt")
 
 
 class Kept:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from headrace.broker.codec import encode, pack_u32, unpack_u32
@@ -14,7 +13,6 @@ from headrace.broker.errors import BrokerUnavailable, Overloaded
 from headrace.broker.messages.frames import JobFault
 from headrace.broker.messages.requests import Envelope, Generation, Sampling
 from headrace.frontend.job_renderer import ApiRenderer
-from tests.support.frontend.answer_parts import call, content, say_parts, thought
 from tests.support.frontend.fakes import MODEL, Call, FakeIngress, Script, chat, frontend, post, say
 from tests.support.frontend.jobs import FAR, STORED, rendered, rows_of, run, stored
 from tests.support.frontend.pooling import CLASSIFIER, EMBEDDER, SCORER, Bench
@@ -84,13 +82,6 @@ async def test_a_job_of_a_pooling_route_answers_as_the_route_does(endpoint: str,
     same(await desk.answer(body, endpoint), (await desk.ask(body, endpoint)).json())
 
 
-async def test_calls_and_reasoning_of_a_chat_are_taken_apart_as_on_the_route() -> None:
-    tool = {"type": "function", "function": {"name": "f0", "parameters": {"type": "object"}}}
-    body = chat(tools=[tool], tool_choice="required")
-    desk = Desk(say_parts([thought("hm")], [content("ok")], [call(0, '{"a":', name="f0")], [call(0, "1}")]))
-    same(await desk.answer(body), (await desk.ask(body)).json())
-
-
 async def test_the_answer_is_named_and_dated_after_the_job_whatever_run_made_it() -> None:
     desk = Desk()
     job = stored(chat())
@@ -112,27 +103,6 @@ async def test_a_plain_job_is_answered_as_a_whole_whatever_its_body_says_of_stre
     given = chat() if endpoint == CHAT else {"model": MODEL, "input": "hi"}
     streamed = {**given, "stream": True} | ({"stream_options": {"include_usage": True}} if endpoint == CHAT else {})
     same(await desk.answer(streamed, endpoint), (await desk.ask(given, endpoint)).json())
-
-
-async def test_several_prompts_become_requests_of_their_own_with_ids_of_one_run() -> None:
-    desk = Desk()
-    job = stored({"model": MODEL, "prompt": ["a", "b", "c"]}, COMPLETIONS)
-    answer = await rendered(desk.renderer, job, "f" * 16)
-    run_of = f"{job.id}~{'f' * 16}"
-    assert [request.id for request in answer.requests] == [run_of, f"{run_of}-1", f"{run_of}-2"]
-
-
-async def test_class_tenant_and_deadline_are_those_of_the_job_not_of_its_body() -> None:
-    desk = Desk()
-    body = chat(service_tier="priority", timeout=5, user="u")
-    (request,) = (await rendered(desk.renderer, stored(body, request_class="std", tenant="acme"))).requests
-    assert (request.request_class, request.tenant, request.name) == ("std", "acme", "j1")
-    assert request.deadline_s > 1e6
-
-
-async def test_a_deadline_that_has_passed_leaves_no_time_and_no_negative_one() -> None:
-    (request,) = (await rendered(Desk().renderer, stored(chat(), deadline=STORED))).requests
-    assert 0 < request.deadline_s < 1
 
 
 async def refused(body: Any, endpoint: str = CHAT, desk: Desk | None = None, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -194,13 +164,6 @@ async def test_an_unexpected_error_of_an_api_is_a_refusal_without_details_and_no
     assert "secret" not in json.dumps(error)
 
 
-async def test_a_model_is_served_under_the_slug_of_its_name_and_of_its_aliases() -> None:
-    renderer = Desk().renderer
-    assert renderer.serves("org-tiny")
-    assert renderer.serves("tiny")
-    assert not renderer.serves("org")
-
-
 async def test_a_job_that_failed_has_the_error_that_an_http_client_would_get() -> None:
     desk = Desk()
     answer = await rendered(desk.renderer, stored(chat()))
@@ -208,13 +171,6 @@ async def test_a_job_that_failed_has_the_error_that_an_http_client_would_get() -
     assert not answer.open
     assert answer.response().status_code == 400
     assert json.loads(bytes(answer.response().body))["error"]["param"] == "logit_bias"
-
-
-async def test_tokens_are_those_of_the_answers_usage() -> None:
-    desk = Desk(say("a", "b", prompt_tokens=30, cached_tokens=16))
-    answer = await rendered(desk.renderer, stored(chat()))
-    await run(desk.ingress, answer)
-    assert msgspec.to_builtins(answer.tokens) == {"prompt": 30, "cached": 16, "completion": 2}
 
 
 # -- durable streams -------------------------------------------------------------------------------------------------
@@ -249,14 +205,6 @@ async def test_a_durable_stream_has_the_events_of_the_route_and_the_whole_answer
     assert events == route
     plain = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
     same(whole, (await desk.ask(plain, endpoint)).json())
-
-
-async def test_a_durable_response_has_numbered_events_of_which_the_last_one_has_the_whole() -> None:
-    events, whole = await streamed(Desk(), {"model": MODEL, "input": "hi"}, RESPONSES)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert events[-1]["type"] == "response.completed"
-    assert events[-1]["response"] == whole
-    assert whole["output"][0]["content"][0]["text"] == "Hello world"
 
 
 async def test_the_same_rows_make_the_same_events_however_they_are_cut() -> None:

@@ -47,9 +47,3 @@ async def test_several_jobs_are_logged_as_one_request_with_its_longest_wait_and_
         "finish_reason": "length,stop",
     }
     assert made.attempts == 2
-
-
-async def test_a_request_that_was_not_followed_has_the_fields_of_its_plan_alone() -> None:
-    made = summary(1)
-    made.submitted([answer_of(None)])
-    assert made.fields().keys() == {"model", "tenant", "class", "prompt_tokens", "completion_tokens"}

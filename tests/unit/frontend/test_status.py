@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
-from openai.types import Model
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from headrace.broker import metrics as broker_metrics
-from headrace.broker.errors import Overloaded
 from headrace.broker.ingress.timeline import RequestTimeline
 from headrace.broker.jobs import Job
 from headrace.broker.protocol.job_record import NO_READER, JobRecord
@@ -41,31 +39,6 @@ from tests.support.frontend.fakes import (
 from tests.support.timelines import SUBMITTED_S, started
 
 
-async def test_models_are_listed_with_what_clients_look_for() -> None:
-    call = await get(frontend(FakeIngress()).app, "/v1/models")
-    entry, alias = call.json()["data"]
-    for listed in (entry, alias):
-        Model.model_validate(listed, strict=True)
-    assert (entry["id"], entry["max_model_len"], entry["created"]) == (MODEL, 512, 1_700_000_000)
-    assert alias == entry | {"id": "tiny", "root": MODEL}
-
-
-@pytest.mark.parametrize("name", [MODEL, "tiny"])
-async def test_one_model_is_found_by_a_name_with_slashes_or_an_alias(name: str) -> None:
-    call = await get(frontend(FakeIngress()).app, f"/v1/models/{name}")
-    assert (call.status, call.json()["id"], call.json()["root"]) == (200, name, MODEL)
-
-
-async def test_the_listing_has_a_slash_behind_it_or_none() -> None:
-    app = frontend(FakeIngress()).app
-    assert (await get(app, "/v1/models/")).json() == (await get(app, "/v1/models")).json()
-
-
-async def test_a_model_that_is_not_there_is_a_404() -> None:
-    call = await get(frontend(FakeIngress()).app, "/v1/models/org/other")
-    assert (call.status, call.error["code"]) == (404, "model_not_found")
-
-
 async def test_ready_only_when_a_model_can_answer() -> None:
     ingress = FakeIngress()
     built = frontend(ingress)
@@ -81,19 +54,6 @@ async def test_ready_only_when_a_model_can_answer() -> None:
     assert (await get(built.app, "/live")).status == 200
 
 
-async def test_a_frontend_itself_is_ready_without_a_worker_for_which_requests_may_wait() -> None:
-    ingress = FakeIngress()
-    built = frontend(ingress)
-    ingress.models.served[MODEL].workers = 0
-    alone = await get(built.app, "/ready?of=frontend")
-    assert (alone.status, alone.json()["models"]) == (200, [])
-    ingress.ready = False
-    assert (await get(built.app, "/ready?of=frontend")).status == 503
-    ingress.ready = True
-    built.lifecycle.draining = True
-    assert (await get(built.app, "/ready?of=frontend")).json()["reason"] == "draining"
-
-
 async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     ingress = FakeIngress()
     built = frontend(ingress)
@@ -103,16 +63,6 @@ async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     ingress.ready = False
     call = await get(built.app, "/health")
     assert (call.status, call.json()["broker"]) == (503, {"ready": False, "trouble": ingress.trouble})
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_ping_is_health_without_a_body(method: str) -> None:
-    ingress = FakeIngress()
-    app = frontend(ingress).app
-    call = await Call(app, "/ping", method=method).run()
-    assert (call.status, call.body) == (200, b"")
-    ingress.ready = False
-    assert (await Call(app, "/ping", method=method).run()).status == 503
 
 
 async def test_the_version_is_that_of_the_package() -> None:
@@ -142,21 +92,6 @@ async def test_metrics_show_what_the_job_protocol_counts() -> None:
     for name in ("headrace_ingress_submitted_total", "headrace_ingress_open_requests", "headrace_broker_lease_lapses_total"):
         assert text.count(f"# TYPE {name} ") == 1
     assert text.count("# TYPE process_cpu_seconds_total") == 1
-
-
-async def test_metrics_count_requests_tokens_and_times() -> None:
-    built = frontend(FakeIngress())
-    await post(built.app, chat(stream=True))
-    await post(built.app, b"{")
-    await get(built.app, "/nowhere/at/all")
-    text = (await get(built.app, "/metrics")).body.decode()
-    assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
-    assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
-    assert 'headrace_frontend_requests_total{route="other",status="404"} 1.0' in text
-    assert f'headrace_frontend_output_tokens_total{{model="{MODEL}",source="request"}} 2.0' in text
-    assert f'headrace_frontend_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text
-    assert f'headrace_frontend_inter_token_seconds_count{{model="{MODEL}"}} 1.0' in text
-    assert "headrace_frontend_requests_in_flight 1.0" in text  # the one that asks
 
 
 async def test_a_scraper_that_asks_for_openmetrics_gets_it() -> None:
@@ -202,12 +137,6 @@ async def test_a_client_s_id_is_echoed_and_logged_beside_the_id_of_the_job() -> 
     assert (line["client_request_id"], line["status"], line["route"]) == ("abc-1", 200, "/v1/chat/completions")
     assert call.json()["id"] == f"chatcmpl-{line['request_id']}"
     assert (ingress.jobs[0].id, ingress.jobs[0].name) == (line["request_id"], "abc-1")
-
-
-async def test_without_a_client_s_id_the_log_has_the_job_s_alone() -> None:
-    call, line = await answered(FakeIngress(), chat())
-    assert call.headers["x-request-id"] == line["request_id"]
-    assert "client_request_id" not in line
 
 
 async def test_the_log_line_of_a_request_tells_its_story() -> None:
@@ -256,15 +185,6 @@ async def test_the_log_line_has_the_workers_and_the_wait_that_the_ingress_heard_
     ingress = Travelling()
     _, line = await answered(ingress, chat())
     assert (line["queue_s"], line["workers"], line["attempts"], line["finish_reason"]) == (0.25, ["w-1", "w-2"], 2, "stop")
-
-
-async def test_the_log_line_of_a_request_that_failed_has_the_error_s_code() -> None:
-    ingress = FakeIngress()
-    ingress.refusal = Overloaded("too many")
-    call, line = await answered(ingress, chat())
-    assert (line["status"], line["code"]) == (call.status, call.error["code"])
-    assert (line["model"], line["completion_tokens"]) == (MODEL, 0)
-    assert not {"ttft_s", "workers", "finish_reason", "cached_tokens"} & line.keys()
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 200, "a\nb"])

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.jobs import OutputParts
 from headrace.broker.messages.frames import Part
 from headrace.frontend.chat_schema import CustomTool, Grammar, InputFormat
 from headrace.frontend.generation.content_blocks import (
@@ -22,7 +21,7 @@ from headrace.frontend.generation.content_blocks import (
     input_in,
 )
 from headrace.frontend.generation.content_blocks import freeform_arguments_of as arguments_of
-from tests.support.frontend.answer_parts import call, content, said, thought
+from tests.support.frontend.answer_parts import call, content, said
 
 PIECES = st.lists(st.integers(0, 60), max_size=8)
 
@@ -43,19 +42,6 @@ def test_any_input_comes_back_however_it_is_cut(text: str, places: list[int], as
     arguments = form.format(written) if "input" in form else form.format(f'{{"input": {written}}}')
     assert read(cut(arguments, places)) == text
     assert input_in(arguments_of(text)) == text
-
-
-@given(st.text(alphabet='{}":\\ input\nud83Dde00x', max_size=40), PIECES)
-def test_pieces_say_what_the_whole_says_even_of_broken_arguments(arguments: str, places: list[int]) -> None:
-    assert read(cut(arguments, places)) == input_in(arguments)
-
-
-@given(st.text(alphabet='\\ud83DE0aBn"', max_size=24), PIECES)
-def test_broken_escapes_are_cut_anywhere(inside: str, places: list[int]) -> None:
-    arguments = f'{{"input":"{inside}"}}'
-    found = read(cut(arguments, places))
-    assert found == input_in(arguments)
-    found.encode()  # no half of a character
 
 
 @pytest.mark.parametrize(
@@ -128,44 +114,9 @@ def test_any_sequence_of_parts_opens_fills_and_closes_one_block_after_the_other(
     assert all(a.kind != b.kind or a.kind == "tool" for a, b in zip(blocks.all, blocks.all[1:], strict=False))
 
 
-@given(said())
-def test_nothing_but_white_space_between_blocks_is_lost(rows: list[list[Part]]) -> None:
-    blocks, _ = played(rows)
-    whole = OutputParts()
-    for parts in rows:
-        whole.add(parts)
-    text = "".join(block.text for block in blocks.all if block.kind == "content")
-    assert "".join(text.split()) == "".join(whole.content.split())
-    assert "".join(block.text for block in blocks.all if block.kind == "reasoning") == whole.reasoning
-    calls = [block for block in blocks.all if block.kind == "tool"]
-    assert [(c.id, c.name, c.text) for c in calls] == [(c.id, c.name, c.arguments) for c in whole.calls]
-
-
-def test_white_space_between_calls_makes_no_block() -> None:
-    blocks, _ = played([[call(0, "{}", name="a"), content("\n")], [content(" "), call(1, "{}", name="b"), content("\n")]])
-    assert [block.kind for block in blocks.all] == ["tool", "tool"]
-
-
-def test_white_space_before_text_belongs_to_it() -> None:
-    blocks, steps = played([[thought("hm")], [content("\n")], [content("\n")], [content("Hello")]])
-    assert [block.text for block in blocks.all] == ["hm", "\n\nHello"]
-    assert [step.text for step in steps if step.what == "text"] == ["hm", "\n\nHello"]
-
-
 def test_an_answer_of_white_space_keeps_it() -> None:
     blocks, _ = played([[content("\n")], [content(" ")]])
     assert [(block.kind, block.text) for block in blocks.all] == [("content", "\n ")]
-
-
-def test_an_answer_without_a_word_has_one_empty_text() -> None:
-    blocks, steps = played([])
-    assert [(block.kind, block.text) for block in blocks.all] == [("content", "")]
-    assert [step.what for step in steps] == ["open", "close"]
-
-
-def test_pieces_of_one_row_are_one_step() -> None:
-    blocks = ContentBlocks()
-    assert [s.text for s in blocks.take([content("a"), content("b"), content("c")]) if s.what == "text"] == ["abc"]
 
 
 def test_going_back_to_a_call_that_has_ended_is_an_error() -> None:

@@ -11,13 +11,6 @@ from headrace.frontend.generation.explain import MAX_HEADER_BYTES, decision_head
 from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, post
 
 
-async def test_without_headers_a_request_may_run_anywhere() -> None:
-    ingress = FakeIngress()
-    await post(frontend(ingress).app, chat())
-    (job,) = ingress.jobs
-    assert (job.session, job.affinity, job.worker, job.require, job.prefer, job.explain) == ("", "soft", "", [], {}, False)
-
-
 async def test_headers_become_wishes_and_reach_the_stored_message() -> None:
     headers = {
         "x-session-id": "user-7/chat.1",
@@ -37,12 +30,6 @@ async def test_headers_become_wishes_and_reach_the_stored_message() -> None:
     envelope = job.envelope(judge="j", now=0.0, payload=b"", spill=None)
     assert (envelope.session, envelope.affinity, envelope.worker) == (job.session, "hard", job.worker)
     assert (envelope.require, envelope.prefer) == (job.require, job.prefer)
-
-
-async def test_the_session_of_the_body_counts_without_a_header() -> None:
-    ingress = FakeIngress()
-    await post(frontend(ingress).app, chat(session_id="s-1"))
-    assert (ingress.jobs[0].session, ingress.jobs[0].generation.session_id) == ("s-1", "s-1")
 
 
 @pytest.mark.parametrize(
@@ -89,21 +76,6 @@ async def test_a_request_that_asks_is_told_why_it_ran_where_it_did(stream: bool)
     assert [candidate["worker"] for candidate in told["candidates"]] == ["w1", "w2"]
     assert told["candidates"][1]["cost_s"] == 0.1235
     assert ingress.explained == [ingress.jobs[0].id]
-
-
-async def test_nobody_is_asked_who_did_not_want_to_know() -> None:
-    ingress = FakeIngress()
-    call = await post(frontend(ingress).app, chat())
-    assert "x-headrace-decision" not in call.headers
-    assert ingress.explained == []
-
-
-async def test_of_several_prompts_the_first_is_explained() -> None:
-    ingress = FakeIngress()
-    body = {"model": MODEL, "prompt": ["a", "b"]}
-    call = await post(frontend(ingress).app, body, "/v1/completions", headers={"x-headrace-explain": "true"})
-    assert "x-headrace-decision" in call.headers
-    assert [job.explain for job in ingress.jobs].count(True) == 1
 
 
 def test_a_long_decision_is_cut_to_what_servers_take_and_says_so() -> None:

@@ -72,30 +72,9 @@ async def test_max_tokens_is_the_wish_or_the_cards_default_or_what_fits(
     assert job.max_tokens == job.generation.sampling.max_tokens == (expected or 512 - job.prompt_tokens)
 
 
-async def test_completions_default_to_openais_sixteen_tokens() -> None:
-    assert (await job_of("/v1/completions", model=MODEL, prompt="hi")).max_tokens == 16
-
-
 async def test_the_chat_template_makes_the_prompt() -> None:
     job = await job_of(**chat(messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]))
     assert text_of(job.generation.token_ids) == "<system>be</s><user>hi</s><assistant>"
-
-
-async def test_text_parts_are_joined_by_newlines() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    job = await job_of(**chat(messages=[{"role": "user", "content": parts}]))
-    assert text_of(job.generation.token_ids) == "<user>a\nb</s><assistant>"
-
-
-async def test_the_final_message_can_be_continued() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]
-    job = await job_of(**chat(messages=messages, continue_final_message=True, add_generation_prompt=False))
-    assert text_of(job.generation.token_ids) == "<user>hi</s><assistant>I am"
-
-
-async def test_special_tokens_written_in_a_template_become_their_ids() -> None:
-    job = await job_of(**chat())
-    assert 256 in unpack_u32(job.generation.token_ids)
 
 
 async def test_the_block_chain_covers_the_whole_blocks_and_the_salt() -> None:
@@ -103,14 +82,6 @@ async def test_the_block_chain_covers_the_whole_blocks_and_the_salt() -> None:
         job = await job_of(**chat(messages=[{"role": "user", "content": "x" * 40}], cache_salt=salt))
         assert unpack_u64(job.hashes) == block_chain(unpack_u32(job.generation.token_ids), 16, salt=salt)
         assert job.generation.cache_salt == salt
-
-
-async def test_a_long_prompt_is_tokenised_in_a_thread_with_the_same_result() -> None:
-    body = chat(messages=[{"role": "user", "content": "x" * 100}])
-    inline, threaded = FakeIngress(), FakeIngress()
-    await post(frontend(inline).app, body)
-    await post(frontend(threaded, inline_prompt_bytes=10).app, body)
-    assert inline.jobs[0].generation == threaded.jobs[0].generation
 
 
 GUIDED = [
@@ -131,15 +102,6 @@ GUIDED = [
 @pytest.mark.parametrize(("wish", "guided"), GUIDED)
 async def test_every_way_to_guide_the_output_ends_in_one_place(wish: dict[str, Any], guided: dict[str, Any] | None) -> None:
     assert (await job_of(**chat(**wish))).generation.guided == guided
-
-
-async def test_stops_are_a_list_and_vendor_options_pass() -> None:
-    job = await job_of(
-        **chat(stop="END", include_stop_str_in_output=True, skip_special_tokens=False, vllm_xargs={"a": 1}, whatever=[1])
-    )
-    generation = job.generation
-    assert (generation.stop, generation.include_stop, generation.skip_special_tokens) == (["END"], True, False)
-    assert generation.extra == {"a": 1}
 
 
 async def test_headers_and_tiers_choose_tenant_class_and_deadline() -> None:
@@ -238,17 +200,6 @@ async def test_a_whole_answer_is_what_openai_would_send() -> None:
     assert answer.usage.completion_tokens == 4
     assert call.json()["choices"][0]["token_ids"] == [65, 65]
     assert answer.model == MODEL
-
-
-async def test_an_alias_answers_with_the_models_own_name() -> None:
-    assert (await post(frontend(FakeIngress()).app, chat() | {"model": "tiny"})).json()["model"] == MODEL
-
-
-async def test_the_end_of_a_long_prompt_is_kept_when_truncation_is_asked_for() -> None:
-    job = await job_of("/v1/completions", model=MODEL, prompt="a" * 600 + "z", truncate_prompt_tokens=4)
-    assert text_of(job.generation.token_ids) == "aaaz"
-    job = await job_of("/v1/completions", model=MODEL, prompt="a" * 600, truncate_prompt_tokens=-1, max_tokens=12)
-    assert job.prompt_tokens == 500
 
 
 PROMPTS = {

@@ -35,37 +35,6 @@ async def test_tools_and_choice_reach_the_worker(wish: dict[str, Any], choice: A
     assert parse.whole
 
 
-async def test_templates_see_the_tools_with_all_keys() -> None:
-    text = text_of((await job_of(tools=[WEATHER, CLOCK])).generation.token_ids)
-    assert text.startswith(
-        '[{"type": "function", "function": {"name": "weather", "description": null, "parameters": {"type": "object"}}}, '
-        '{"type": "function", "function": {"name": "clock", "description": "what time it is", "parameters": null, '
-        '"strict": true}}]'
-    )
-
-
-async def test_with_tool_choice_none_the_model_sees_the_tools_and_nothing_is_parsed() -> None:
-    job = await job_of(tools=[WEATHER], tool_choice="none")
-    assert job.generation.parse is None
-    assert "weather" in text_of(job.generation.token_ids)
-
-
-async def test_without_tools_and_reasoning_parser_the_answer_is_plain() -> None:
-    assert (await job_of()).generation.parse is None
-
-
-async def test_a_reasoning_parser_works_without_tools() -> None:
-    parse = (await job_of(THINKER, stream=True, include_reasoning=False)).generation.parse
-    assert parse is not None
-    assert (parse.tools, parse.choice, parse.reasoning, parse.whole) == ([], "none", False, False)
-
-
-async def test_one_call_at_a_time_can_be_asked_for() -> None:
-    parse = (await job_of(tools=[WEATHER], parallel_tool_calls=False)).generation.parse
-    assert parse is not None
-    assert not parse.parallel
-
-
 async def test_effort_and_kwargs_reach_template_and_parser() -> None:
     card = msgspec.structs.replace(THINKER, template_kwargs={"style": "calm"})
     parse = (await job_of(card, reasoning_effort="none", chat_template_kwargs={"a": 1})).generation.parse
@@ -74,15 +43,6 @@ async def test_effort_and_kwargs_reach_template_and_parser() -> None:
     told = (await job_of(card, reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})).generation.parse
     assert told is not None
     assert told.template_kwargs["enable_thinking"] is False
-
-
-async def test_only_allowed_tools_are_offered() -> None:
-    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}
-    parse = (
-        await job_of(tools=[WEATHER, CLOCK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    ).generation.parse
-    assert parse is not None
-    assert (parse.choice, [t["function"]["name"] for t in parse.tools]) == ("required", ["clock"])
 
 
 async def test_a_freeform_tool_is_a_function_with_one_text_to_model_and_worker() -> None:
@@ -99,12 +59,6 @@ async def test_a_freeform_tool_is_a_function_with_one_text_to_model_and_worker()
     kept = await job_of(tools=[plain, LARK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert kept.generation.parse is not None
     assert [tool["function"]["name"] for tool in kept.generation.parse.tools] == ["say"]
-
-
-async def test_past_calls_of_freeform_tools_are_calls_of_functions_to_the_template() -> None:
-    past = {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a"}}]}
-    job = await job_of(messages=[past, {"role": "tool", "tool_call_id": "c", "content": "done"}], tools=[LARK])
-    assert '"function": {"name": "patch", "arguments": {"input": "a"}}' in text_of(job.generation.token_ids)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -185,11 +139,6 @@ async def test_past_calls_become_objects_and_count() -> None:
     parse = (await job_of(messages=history, tools=[WEATHER])).generation.parse
     assert parse is not None
     assert parse.calls_before == 2
-
-
-async def test_what_a_message_has_no_use_for_is_not_shown_to_the_template() -> None:
-    text = await messages_seen([{"role": "user", "content": "x", "tool_call_id": "c", "whatever": 1, "refusal": None}])
-    assert text == '-<user>{"role": "user", "content": "x"}'
 
 
 GENERIC = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -83,53 +83,11 @@ def test_nothing_is_written_where_it_is_not_allowed(changes: dict[str, Any]) -> 
     assert written(wire) == []
 
 
-def test_nothing_is_written_to_a_client_that_takes_nothing() -> None:
-    wire = connection()
-    wire.flow.write_paused = True
-    assert not wire.push(b"x")
-    assert written(wire) == []
-
-
-def test_an_empty_part_does_not_end_the_answer() -> None:
-    wire = connection()
-    assert not wire.push(b"")
-    assert written(wire) == []
-
-
-def test_head_and_first_part_leave_in_one_write() -> None:
-    wire = connection(chunked_encoding=None)
-    assert wire.begin(b"a: b\r\n", b"data: x")
-    head = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\na: b\r\n\r\n"
-    assert written(wire) == [head + b"7\r\ndata: x\r\n"]
-    cycle: Any = wire.cycle
-    assert (cycle.response_started, cycle.chunked_encoding, cycle.waiting_for_100_continue) == (True, True, False)
-    assert wire.push(b"y")
-
-
-def test_a_new_date_makes_a_new_head() -> None:
-    wire = connection(chunked_encoding=None)
-    wire.begin(b"", b"x")
-    later = connection(chunked_encoding=None, default_headers=[(b"date", b"later")])
-    later.board = wire.board
-    later.begin(b"", b"x")
-    assert b"date: now" in written(wire)[0]
-    assert b"date: later" in written(later)[0]
-
-
 @pytest.mark.parametrize("changes", [{"response_started": True}, {"disconnected": True}, {"keep_alive": False}])
 def test_no_head_is_written_where_it_is_not_allowed(changes: dict[str, Any]) -> None:
     wire = connection(**changes)
     assert not wire.begin(b"", b"x")
     assert written(wire) == []
-
-
-def test_no_head_is_written_into_another_answer_or_to_a_client_that_takes_nothing() -> None:
-    behind, full = connection(), connection()
-    behind.pipeline.append((behind.cycle, None))  # type: ignore[arg-type]
-    full.flow.write_paused = True
-    for wire in (behind, full):
-        assert not wire.begin(b"", b"x")
-        assert written(wire) == []
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\na: b\r\n\r\n"
@@ -169,15 +127,6 @@ def test_no_end_is_written_where_it_is_not_allowed(head: bytes, changes: dict[st
     assert written(wire) == []
 
 
-def test_no_end_is_written_into_another_answer_or_to_a_client_that_takes_nothing_and_no_empty_one() -> None:
-    behind, full, usual = connection(), connection(), connection()
-    behind.pipeline.append((behind.cycle, None))  # type: ignore[arg-type]
-    full.flow.write_paused = True
-    for wire, data in ((behind, b"x"), (full, b"x"), (usual, b"")):
-        assert not wire.finish(data)
-        assert written(wire) == []
-
-
 def asked(**changes: Any) -> ClientConnection:
     """Return a connection whose request has arrived with its whole body."""
     wire = connection(**{"body": bytearray(b"{}"), "more_body": False, "waiting_for_100_continue": False, **changes})
@@ -208,12 +157,6 @@ def test_a_body_that_needs_more_than_taking_is_left_to_the_server(changes: dict[
     before = bytes(wire.cycle.body)
     assert wire.arrived_body(2) is None
     assert (bytes(wire.cycle.body), wire.cycle.message_event.is_set()) == (before, True)
-
-
-def test_the_body_of_a_request_that_waits_is_not_taken_for_the_one_that_is_answered() -> None:
-    wire = asked()
-    wire.pipeline.append((wire.cycle, None))  # type: ignore[arg-type]
-    assert wire.arrived_body(2) is None
 
 
 class Pushed:
@@ -283,18 +226,6 @@ async def test_a_stream_that_is_complete_at_once_goes_with_its_head_to_the_conne
     assert takes or {(b"x-left", b"2"), (b"x-most", b"3"), (b"x-more", b"1")} <= set(headers)
     assert sent == ([] if takes else ["http.response.start", "http.response.body"])
     assert (exchange.started, scope["headrace.status"]) == (True, 200)
-
-
-async def test_the_end_of_a_stream_that_has_begun_brings_no_head() -> None:
-    wire = Pushed(takes=True)
-    exchange = HttpExchange({"headers": [], "headrace.connection": wire, "headrace.request_id": "r1"}, _no, _no)
-    exchange.started = True
-    await exchange.end_stream(b"rest")
-    assert wire.finished == (b"rest", b"")
-
-
-async def _no(*_: Any) -> Any:
-    raise AssertionError("nothing is to be read or sent")
 
 
 BEHIND = b"GET /next HTTP/1.1\r\nhost: b\r\n\r\n"

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge
-from headrace.frontend.http.exchange import ClientGone, DisconnectWatch, HttpExchange, announced_bytes, body_pieces
+from headrace.frontend.http.exchange import ClientGone, DisconnectWatch, HttpExchange, body_pieces
 from headrace.frontend.settings import FrontendSettings
 
 
@@ -80,14 +80,6 @@ async def test_a_client_that_left_before_anybody_looked_is_noticed() -> None:
             await asyncio.sleep(60)
 
 
-async def test_leaving_after_the_last_write_is_no_leaving() -> None:
-    wire = Wire()
-    async with exchange(wire).watch() as watch:
-        watch.stop()
-        wire.leave()
-        await asyncio.sleep(0)
-
-
 async def test_the_connection_is_let_go_of_unless_the_next_request_has_it() -> None:
     wire = Wire()
     async with exchange(wire).watch():
@@ -132,12 +124,6 @@ def request(*parts: bytes, announced: str = "", then: str = "end") -> Request:
 
 async def read(made: Request, limit: int = 10, stall_s: float = 5.0) -> list[bytes]:
     return [piece async for piece in body_pieces(made, limit=limit, stall_s=stall_s)]
-
-
-async def test_pieces_come_as_they_arrive() -> None:
-    assert await read(request(b"abc", b"", b"defg", announced="7")) == [b"abc", b"defg"]
-    assert announced_bytes(request(announced="7")) == 7
-    assert announced_bytes(request()) is announced_bytes(request(announced="x")) is None
 
 
 async def test_a_body_over_the_limit_is_refused_before_or_while_it_is_read() -> None:

@@ -36,19 +36,6 @@ async def test_a_turn_is_late_once_its_budget_is_used_up_and_the_next_one_is_not
     assert not budget.is_spent()
 
 
-async def test_what_waits_runs_in_order_a_few_in_each_turn(clock: Clock) -> None:
-    budget = LoopBudget(asyncio.get_running_loop(), budget_s=2.5)
-    done: list[int] = []
-    for i in range(5):
-        budget.defer(partial(done.append, i))
-    seen = []
-    while len(budget):
-        seen.append(len(done))
-        await asyncio.sleep(0)
-    assert done == [0, 1, 2, 3, 4]
-    assert len(seen) > 2, "all of it ran in one turn"
-
-
 async def test_work_that_fails_does_not_keep_the_rest_from_running(clock: Clock) -> None:
     loop = asyncio.get_running_loop()
     told: list[str] = []

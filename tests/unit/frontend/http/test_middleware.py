@@ -58,11 +58,3 @@ def test_the_level_of_the_log_decides_also_when_it_changes() -> None:
     assert json.loads(stream.getvalue())["level"] == "debug"
     logs.set_level("warning")
     assert not lines.takes(logging.INFO)
-
-
-def test_a_line_that_a_processor_drops_is_not_written() -> None:
-    with structlog.testing.capture_logs() as kept:
-        lines = AccessLog()
-        assert lines.takes(logging.INFO)
-        lines.write(logging.INFO, dict(FIELDS))
-    assert kept == [{**FIELDS, "event": "request.answered", "log_level": "info"}]

@@ -61,10 +61,6 @@ def test_what_the_openai_client_sends_is_read() -> None:
     assert rest == [FormField("purpose", "batch"), FormField("expires_after[seconds]", "3600"), FileBegin("ü.jsonl")]
 
 
-def test_a_file_without_a_name_gets_one() -> None:
-    assert joined(read(part("file", b"x") + b"--X--\r\n")) == ([FileBegin("upload")], b"x")
-
-
 @pytest.mark.parametrize(
     "kind",
     [

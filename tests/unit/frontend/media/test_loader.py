@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.frontend.errors import BadRequest, MediaDecodingUnusable
-from headrace.frontend.prompts.media import PIXELS, ImageDecoder, MediaLoader, content_digest, content_name
+from headrace.frontend.prompts.media import PIXELS, ImageDecoder, MediaLoader
 from headrace.frontend.prompts.media_parts import MediaPart, sniff
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend.media_server import WAV, data_url
-
-
-def test_what_engines_call_an_item_by_has_128_bits() -> None:
-    """Two items of one 64-bit name can be found on a laptop, and the second would get what the first one's owner computed."""
-    names = {content_name(data) for data in (b"", b"a", b"b")}
-    assert len(names) == 3
-    assert all(len(bytes.fromhex(name)) == 16 for name in names)
-
+from tests.support.frontend.media_server import data_url
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -59,13 +51,6 @@ def test_the_pixels_are_those_of_the_image(image: Any, form: str) -> None:
         assert sent.tobytes() == came.convert("RGB").tobytes()
 
 
-def test_an_image_is_turned_as_its_camera_says() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # its top is at the right
-    with Image.open(io.BytesIO(decoded(file(picture(), "JPEG", exif=exif))[1])) as sent:
-        assert sent.size == SIZE[::-1]
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -85,21 +70,6 @@ def test_an_image_with_more_pixels_than_an_item_may_have_bytes_is_not_unpacked()
     given = file(picture(), "PNG")
     assert decoded(given, 3 * SIZE[0] * SIZE[1])[0] == PIXELS
     assert decoded(given, 3 * SIZE[0] * SIZE[1] - 1) == ("image/png", given)
-
-
-async def test_items_keep_the_names_of_the_bytes_that_came() -> None:
-    given = file(picture(), "JPEG")
-    loader = MediaLoader(FrontendSettings(media_decode=True))
-    shown, heard = await loader.load(
-        [
-            MediaPart("image", data_url(given, "image/jpeg"), "a"),
-            MediaPart("audio", data_url(WAV, "audio/wav"), "b"),
-        ]
-    )
-    assert (shown.media_type, shown.digest) == (PIXELS, content_digest(given))
-    assert heard.data == WAV
-    (plain,) = await MediaLoader(FrontendSettings()).load([MediaPart("image", data_url(given, "image/jpeg"), "a")])
-    assert (plain.data, plain.digest, plain.content) == (given, shown.digest, shown.content)
 
 
 async def test_the_pixels_of_a_request_count_as_its_bytes() -> None:

@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
-from headrace.broker.errors import JobFailed, JobInvalid
+from headrace.broker.errors import JobFailed
 from headrace.broker.messages.requests import PoolingInput
 from tests.support.frontend.fakes import Call, chat
-from tests.support.frontend.pooling import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench, unbase64
+from tests.support.frontend.pooling import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench
 
 URL = "/v1/embeddings"
 
@@ -64,16 +64,6 @@ async def test_all_four_forms_of_input_reach_the_worker(given: Any, expected: li
     assert expected[0][0] != CLS or expected[0][-1] == SEP
 
 
-async def test_vectors_come_in_the_order_of_the_inputs_whatever_ends_first_and_however_they_are_split() -> None:
-    bench = Bench(job_inputs=3)
-    texts = ["x" * n for n in range(1, 11)]
-    body = (await bench.post(URL, ask(texts))).json()
-    assert [entry["index"] for entry in body["data"]] == list(range(10))
-    assert [entry["embedding"][0] for entry in body["data"]] == [n + 2.0 for n in range(1, 11)]
-    assert [job.choices for job in bench.jobs] == [3, 3, 3, 1]
-    assert body["usage"]["prompt_tokens"] == sum(job.prompt_tokens for job in bench.jobs) == sum(range(3, 13))
-
-
 async def test_a_job_is_bounded_in_tokens_but_for_a_single_input() -> None:
     bench = Bench(job_input_tokens=10)
     await bench.post(URL, ask(["x" * 4, "x" * 2, "x" * 20, "x"]))
@@ -89,13 +79,6 @@ async def test_what_the_router_counts_is_of_kind_pool_and_makes_no_output() -> N
     assert (envelope.tenant, envelope.priority, envelope.request_class, envelope.hashes) == ("t1", 4, "hi", b"")
 
 
-async def test_base64_is_the_same_numbers_as_f32() -> None:
-    bench = Bench(lambda given: [0.1, -2.5, 1e-8])
-    plain = (await bench.post(URL, ask("a"))).json()["data"][0]["embedding"]
-    coded = (await bench.post(URL, ask("a", encoding_format="base64"))).json()["data"][0]["embedding"]
-    assert unbase64(coded) == plain
-
-
 @pytest.mark.parametrize("wish", [{"dimensions": 3}, {"use_activation": False}, {"normalize": False}])
 async def test_wishes_about_the_vector_reach_the_worker(wish: dict[str, Any]) -> None:
     bench = Bench()
@@ -103,13 +86,6 @@ async def test_wishes_about_the_vector_reach_the_worker(wish: dict[str, Any]) ->
     pooling = bench.jobs[0].pooling
     assert pooling is not None
     assert (pooling.dimensions, pooling.normalize) == (wish.get("dimensions"), None if "dimensions" in wish else False)
-
-
-async def test_what_the_engine_refuses_is_a_400_with_its_parameter() -> None:
-    bench = Bench()
-    bench.ingress.script = lambda job: [JobInvalid("no Matryoshka model", param="dimensions")]
-    call = await bench.post(URL, ask("a", dimensions=3))
-    assert (call.status, call.error["param"], call.error["message"]) == (400, "dimensions", "no Matryoshka model")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +113,6 @@ async def test_a_wrong_request_is_a_400_that_names_the_parameter(body: Any, para
     call = await bench.post(URL, body)
     assert (call.status, call.error["param"]) == (400, param)
     assert not bench.jobs
-
-
-async def test_an_input_that_is_too_long_is_refused_by_its_number() -> None:
-    call = await Bench().post(URL, ask(["ab", "x" * 40]))
-    assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "input[1]")
-    assert "maximum context length is 32 tokens" in call.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -244,33 +214,7 @@ async def test_a_large_answer_is_put_together_in_a_thread(monkeypatch: pytest.Mo
     assert [there == threading.get_ident() for there in where] == [True, False]
 
 
-async def test_a_large_answer_leaves_in_pieces_and_arrives_whole() -> None:
-    bench = Bench(lambda given: [0.1] * 16384)
-    call = await bench.post(URL, ask(["a", "b", "c"]))
-    pieces = [message.get("body", b"") for message in call.sent[1:]]
-    assert len(pieces) > 2
-    assert max(map(len, pieces)) <= 256 * 1024
-    assert call.complete
-    assert int(call.headers["content-length"]) == len(call.body)
-    assert [len(entry["embedding"]) for entry in call.json()["data"]] == [16384] * 3
-
-
-async def test_prompt_tokens_are_counted_in_the_metrics() -> None:
-    bench = Bench()
-    await bench.post(URL, ask(["abc", "d"]))
-    shown = bench.frontend.metrics.render().decode()
-    assert f'headrace_frontend_prompt_tokens_total{{model="{EMBEDDER}",source="request"}} 8.0' in shown
-
-
 # -- the routes beside it --------------------------------------------------------------------------------------
-
-
-async def test_classes_have_names_where_the_model_has_names() -> None:
-    bench = Bench(lambda given: [0.25, 0.75])
-    body = (await bench.post("/v1/classify", {"model": CLASSIFIER, "input": ["a", "b"]})).json()
-    assert body["data"] == [{"index": i, "label": "bad", "probs": [0.25, 0.75], "num_classes": 2} for i in (0, 1)]
-    assert bench.jobs[0].pooling is not None
-    assert bench.jobs[0].pooling.task == "classify"
 
 
 async def test_pooling_gives_what_the_model_makes() -> None:
@@ -326,17 +270,6 @@ async def test_a_ranking_is_best_first_with_the_documents() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-async def test_top_n_and_return_documents(path: str) -> None:
-    body = (await Bench(by_length).post(path, rank(top_n=2, return_documents=False))).json()
-    assert body["results"] == [{"index": 1, "relevance_score": 4.0}, {"index": 3, "relevance_score": 3.0}]
-
-
-async def test_ties_stay_in_the_order_of_the_request() -> None:
-    body = (await Bench(lambda given: [0.5]).post("/rerank", rank())).json()
-    assert [result["index"] for result in body["results"]] == [0, 1, 2, 3]
-
-
 async def test_a_pair_is_put_together_as_the_tokenizer_does_it_with_the_place_of_the_second_text() -> None:
     bench = Bench(by_length)
     await bench.post("/v1/score", {"model": SCORER, "text_1": "ab", "text_2": "c"})
@@ -369,18 +302,6 @@ async def test_an_embedding_model_scores_by_the_cosine_and_embeds_one_query_once
     assert [entry["score"] for entry in body["data"]] == pytest.approx([1.0, 0.0, 1 / math.sqrt(2)])
     assert len(bench.ids()) == 4
     assert body["usage"]["prompt_tokens"] == 12
-
-
-async def test_an_embedding_model_scores_pairs_side_by_side() -> None:
-    bench = await embedder()
-    body = (await bench.post("/v1/score", {"model": EMBEDDER, "text_1": ["a", "b"], "text_2": ["b", "b"]})).json()
-    assert [entry["score"] for entry in body["data"]] == pytest.approx([0.0, 1.0])
-
-
-async def test_an_embedding_model_ranks() -> None:
-    bench = await embedder()
-    body = (await bench.post("/rerank", {"model": EMBEDDER, "query": "b", "documents": ["a", "b", {"text": "c"}]})).json()
-    assert [result["document"]["text"] for result in body["results"]] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -434,11 +355,3 @@ async def test_scoring_a_wrong_request_is_a_400_that_names_the_parameter(path: s
     call = await bench.post(path, body)
     assert (call.status, call.error["param"]) == (400, param)
     assert not bench.jobs
-
-
-@pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
-async def test_a_model_that_neither_scores_nor_embeds_is_a_400(path: str) -> None:
-    texts = {"text_1": "a", "text_2": "b"} if path.endswith("score") else {"query": "q", "documents": ["d"]}
-    call = await Bench().post(path, {"model": MODEL, **texts})
-    assert (call.status, call.error["code"]) == (400, "wrong_kind")
-    assert "chat, completion" in call.error["message"]

@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker import blocks
-from headrace.frontend.prompts import prompt_encoder
 from tests.support.frontend.fakes import MODEL, FakeIngress, frontend, post
 
 SHORT, LONG = 20_000, 100_000  # tokens; the tokenizer of the tests makes one of each byte
@@ -68,26 +66,3 @@ async def test_the_event_loop_does_no_more_for_a_long_prompt(kind: Any) -> None:
 async def test_a_frontend_that_works_on_prompts_in_the_event_loop_is_noticed(kind: Any) -> None:
     short, long = [await calls_on_the_loop(kind, tokens, inline_prompt_bytes=10**9) for tokens in (SHORT, LONG)]
     assert long.total() - short.total() > 2 * MOST
-
-
-async def test_threads_hash_a_long_prompt_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that holds the interpreter holds the event loop up as well, in whatever thread it is."""
-    sizes: list[int] = []
-    extend = prompt_encoder.extend_chain_packed
-
-    def watched(value: int, packed: bytes) -> int:
-        sizes.append(len(packed))
-        return extend(value, packed)
-
-    monkeypatch.setattr(prompt_encoder, "extend_chain_packed", watched)
-    monkeypatch.setattr(blocks, "extend_chain_packed", watched, raising=False)
-    await calls_on_the_loop(ids, LONG)
-    assert sum(sizes) >= 4 * LONG - 4 * 16
-    assert max(sizes) <= 4 * 64
-
-
-async def test_each_message_of_a_long_conversation_takes_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = await calls_on_the_loop(conversation, LONG)
-    monkeypatch.setattr(sys.modules[__name__], "TURNS", 10 * TURNS)
-    many = await calls_on_the_loop(conversation, LONG)
-    assert (many.total() - few.total()) / (9 * TURNS) <= 16, (many - few).most_common(10)

@@ -38,21 +38,6 @@ def test_several_templates_have_names() -> None:
     assert ModelFiles.read(files, "m").templates == {"default": "a", "rag": "c"}
 
 
-def test_special_tokens_have_the_names_that_templates_use() -> None:
-    config = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "__type": "AddedToken", "lstrip": False},
-        "pad_token": None,
-        "image_token": "<image>",
-        "add_bos_token": True,
-        "additional_special_tokens": ["<x>", {"content": "<y>"}],
-        "added_tokens_decoder": {},
-    }
-    files = read(config, special_tokens_map__json='{"bos_token": "<other>"}')
-    assert files.names == {"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>"}
-    assert files.special_tokens == ("<s>", "</s>", "<image>", "<x>", "<y>")
-
-
 def test_extra_tokens_may_be_named() -> None:
     files = read({"extra_special_tokens": {"boi_token": "<boi>"}})
     assert (files.names, files.special_tokens) == ({"boi_token": "<boi>"}, ("<boi>",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Barrier
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from headrace.broker.blocks import block_chain
-from headrace.broker.codec import pack_u32, pack_u64, unpack_u32
+from headrace.broker.codec import pack_u64
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.metrics import Metrics
 from headrace.frontend.prompts.prompt_encoder import ByteLru, LengthLimit, PromptCache, PromptEncoder
 from headrace.frontend.prompts.text_encoder import SplitPoints, cut_tokens
 from tests.support.frontend.tokenizers import MAKES, SPECIAL, make
@@ -70,10 +68,6 @@ def test_every_tokenizer_of_chats_can_be_cut_at_its_markers(name: str) -> None:
     assert len(boundaries(name).split("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")) == 3
 
 
-def test_added_tokens_that_may_not_be_seen_are_no_places_to_cut() -> None:
-    assert set(cut_tokens(tokenizer("odd added tokens"))) - set(SPECIAL) == {"<r>", "<ab>", "<ok>"}
-
-
 def test_a_tokenizer_that_reads_special_tokens_as_text_is_never_cut() -> None:
     blind = Tokenizer.from_str(make("byte BPE").decode())
     blind.encode_special_tokens = True
@@ -114,17 +108,6 @@ def shared_encoder(name: str, pool: ThreadPoolExecutor, cache: PromptCache | Non
     return twin
 
 
-@settings(deadline=None)
-@given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=1200), cut=st.integers(0, 1200), size=st.sampled_from([1, 3, 4]))
-def test_hashes_are_those_of_the_plain_chain(ids: list[int], cut: int, size: int) -> None:
-    cache = PromptCache(1 << 20)
-    for some in (ids[:cut], ids, ids[: cut // 2] + ids):
-        packed = pack_u32(some)
-        for adapter, salt in ((None, None), ("poet", None), (None, "s"), ("poet", "s")):
-            chain = pack_u64(block_chain(packed, size, adapter=adapter, salt=salt))
-            assert cache.chain(packed, size, adapter=adapter, salt=salt) == chain
-
-
 def test_the_next_turn_encodes_only_what_is_new(pool: ThreadPoolExecutor) -> None:
     told: list[tuple[int, int]] = []
     asked: list[list[str]] = []
@@ -145,23 +128,6 @@ def test_the_next_turn_encodes_only_what_is_new(pool: ThreadPoolExecutor) -> Non
     assert told == [(0, before), (before, 0), (before, whole - before)]
 
 
-def test_models_with_other_tokenizers_do_not_share(pool: ThreadPoolExecutor) -> None:
-    cache = PromptCache(1 << 20)
-    text = "<|im_start|>user\nhello<|im_end|>"
-    for name in MAKES:
-        ours = encoder(name, cache, pool).encode_now(text, add_special_tokens=False, limit=LIMIT)
-        assert unpack_u32(ours.packed) == tokenizer(name).encode(text, add_special_tokens=False).ids
-
-
-def test_what_the_tokenizer_adds_around_a_text_is_added_once(pool: ThreadPoolExecutor) -> None:
-    ours = encoder("BOS by template", PromptCache(1 << 20), pool)
-    text = "a</s>x</s>"
-    for _ in range(2):
-        ids = unpack_u32(ours.encode_now(text, add_special_tokens=True, limit=LIMIT).packed)
-        assert ids == tokenizer("BOS by template").encode(text).ids
-        assert ids[0] == tokenizer("BOS by template").token_to_id("<s>")
-
-
 def test_the_memory_keeps_to_its_bounds_and_forgets_what_was_not_used() -> None:
     lru = ByteLru(2000)
     for i in range(50):
@@ -172,49 +138,3 @@ def test_the_memory_keeps_to_its_bounds_and_forgets_what_was_not_used() -> None:
     assert [found is not None for found in lru.get_many([0, 46, 47, 48, 49])] == [True, False, True, True, True]
     lru.put_many([("huge", b"x", 5000)])
     assert (lru.get_many(["huge"]), len(lru)) == ([None], 4)
-
-
-def test_a_memory_that_is_too_small_for_anything_changes_nothing(pool: ThreadPoolExecutor) -> None:
-    cache = PromptCache(10)
-    ours = encoder("byte BPE", cache, pool)
-    text = "<s>a</s>b" * 30
-    for _ in range(2):
-        prompt = ours.encode_now(text, add_special_tokens=False, limit=LIMIT)
-        assert unpack_u32(prompt.packed) == tokenizer("byte BPE").encode(text).ids
-    assert cache.size == 0
-
-
-def test_threads_may_share_it(pool: ThreadPoolExecutor) -> None:
-    cache = PromptCache(20_000)
-    ours, plain = encoder("byte BPE", cache, pool), encoder("byte BPE", None, pool)
-    texts = ["".join(f"<s>hello {k % (i + 2)}</s>" for k in range(40)) for i in range(8)]
-    expected = [plain.encode_now(text, add_special_tokens=False, limit=LIMIT) for text in texts]
-    start = Barrier(4)
-
-    def work(shift: int) -> list[bool]:
-        start.wait(5)
-        turns = [(i + shift) % len(texts) for i in range(40)]
-        return [ours.encode_now(texts[i], add_special_tokens=False, limit=LIMIT) == expected[i] for i in turns]
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(all(result) for result in threads.map(work, range(4)))
-
-
-def test_short_prompts_are_not_remembered(pool: ThreadPoolExecutor) -> None:
-    cache = PromptCache(1 << 20)
-    encoder("byte BPE", cache, pool, inline_bytes=100).encode_now("<s>a</s>", add_special_tokens=False, limit=LIMIT)
-    assert cache.size == 0
-
-
-def test_reuse_is_counted() -> None:
-    metrics = Metrics()
-    metrics.count_prefix(0, 7)
-    metrics.count_prefix(5, 2)
-    told = metrics.render().decode()
-    for line in (
-        'headrace_frontend_prefix_tokens_total{kind="reused"} 5.0',
-        'headrace_frontend_prefix_tokens_total{kind="encoded"} 9.0',
-        'headrace_frontend_prefix_prompts_total{result="hit"} 1.0',
-        'headrace_frontend_prefix_prompts_total{result="miss"} 1.0',
-    ):
-        assert line in told

@@ -13,14 +13,13 @@ from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.http.bodies import INLINE_BYTES, decode_request, kinds_of
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend.fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, chat, frontend, post
+from tests.support.frontend.fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, frontend, post
 from tests.support.frontend.tokenizers import make
 
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
@@ -90,28 +89,6 @@ async def test_long_conversations_are_rendered_in_threads(monkeypatch: pytest.Mo
     model_cache.close()
 
 
-async def test_a_refusal_from_a_thread_is_a_bad_request() -> None:
-    models = FakeModels()
-    models.served[MODEL].files = {"tokenizer.json": TOKENIZER, "chat_template.jinja": b"{{ raise_exception('no') }}"}
-    model_cache = ModelCache(models, FrontendSettings(inline_prompt_bytes=1))
-    with pytest.raises(BadRequest, match="refused the messages: no"):
-        await (await model_cache.get(MODEL)).render([{"role": "user", "content": "aaaa"}])
-    model_cache.close()
-
-
-async def test_the_next_turn_is_counted_as_reused() -> None:
-    metrics = Metrics()
-    model_cache = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8), metrics)
-    encoder = (await model_cache.get(MODEL)).encoder
-    for text in ("</s>abcdefgh</s>x", "</s>abcdefgh</s>x</s>y"):
-        await encoder.encode(text, add_special_tokens=False, limit=limit())
-    told = metrics.render().decode()
-    assert 'headrace_frontend_prefix_tokens_total{kind="reused"} 11.0' in told
-    assert 'headrace_frontend_prefix_prompts_total{result="hit"} 1.0' in told
-    assert "headrace_frontend_prefix_bytes 0.0" not in told
-    model_cache.close()
-
-
 async def test_the_memory_can_be_turned_off() -> None:
     metrics = Metrics()
     model_cache = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8, prompt_cache_bytes=0), metrics)
@@ -132,53 +109,6 @@ def test_words_the_configuration_calls_special_are_found_whole() -> None:
     hell = Tokenizer.from_str(make("byte BPE").decode()).token_to_id("hell")
     assert hell not in ids[0]
     assert ids[1].count(hell) == 1
-
-
-@pytest.mark.parametrize(
-    ("truncate", "wanted", "kept"), [(None, 1, "abcdef"), (3, 1, "def"), (9, 1, "abcdef"), (-1, 4, "ef"), (-1, None, "bcdef")]
-)
-def test_a_prompt_keeps_its_last_tokens(encoder: PromptEncoder, truncate: int | None, wanted: int | None, kept: str) -> None:
-    small = limit(context_length=6 if truncate == -1 else 100, wanted=wanted, truncate=truncate)
-    if truncate == 9:
-        small = limit(truncate=9)
-    prompt = encoder.encode_now("abcdef", add_special_tokens=False, limit=small)
-    assert encoder.decode(unpack_u32(prompt.packed)) == kept
-
-
-def test_nothing_left_of_a_prompt_is_an_empty_prompt(encoder: PromptEncoder) -> None:
-    with pytest.raises(BadRequest, match="empty"):
-        encoder.encode_now("abc", add_special_tokens=False, limit=limit(truncate=0))
-    with pytest.raises(ContextTooLong) as caught:
-        encoder.encode_now("abc", add_special_tokens=False, limit=limit(context_length=10, truncate=11))
-    assert caught.value.param == "truncate_prompt_tokens"
-
-
-@pytest.mark.parametrize(
-    ("limits", "told"),
-    [
-        ({"max_tokens": 500}, "room"),
-        ({"max_completion_tokens": 500}, "room"),
-        ({"max_tokens": 3}, 3),
-        ({}, "room"),
-    ],
-)
-async def test_more_than_the_context_leaves_room_for_is_cut_to_that(limits: dict[str, int], told: int | str) -> None:
-    """As vLLM's server does it."""
-    ingress = FakeIngress()
-    messages = [{"role": "user", "content": "x" * 100}]
-    call = await post(frontend(ingress).app, {"model": MODEL, "messages": messages, **limits})
-    assert call.status == 200
-    job = ingress.jobs[0]
-    room = job.card.context_length - job.prompt_tokens
-    assert 3 < room < 500
-    assert (job.max_tokens, job.generation.sampling.max_tokens) == ((room, room) if told == "room" else (told, told))
-
-
-async def test_more_than_the_whole_context_is_refused() -> None:
-    ingress = FakeIngress()
-    call = await post(frontend(ingress).app, chat(max_tokens=5000))
-    assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
-    assert not ingress.jobs
 
 
 class SlowToDecode:

@@ -77,13 +77,6 @@ def test_a_template_that_refuses_or_misbehaves_is_a_bad_request(source: str) -> 
     assert caught.value.code == "template_error"
 
 
-def test_a_template_may_ask_where_in_its_loop_it_is() -> None:
-    source = "{% for m in messages %}{{ [loop.first, loop.last, loop.index, loop.index0, loop.length] }}{% endfor %}"
-    count = len(TALK)
-    wanted = [[n == 0, n == count - 1, n + 1, n, count] for n in range(count)]
-    assert ChatTemplate(source, names={}).render(TALK) == "".join(map(str, wanted))
-
-
 LOOPS = {
     "in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = 1 %}{% endfor %}{% endfor %}",
     "in macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
@@ -113,41 +106,11 @@ def test_products_that_a_prompt_may_need_are_made() -> None:
 TWO = {"default": "plain {{ tools }}", "tool_use": "tools {{ tools | length }}", "rag": "documents"}
 
 
-def test_with_tools_the_template_for_tools_is_taken() -> None:
-    template = ChatTemplate(TWO, names={})
-    assert template.render(TALK) == "plain None"
-    assert template.render(TALK, tools=[{}]) == "tools 1"
-    assert ChatTemplate({"default": TWO["default"]}, names={}).render(TALK, tools=[{}]) == "plain [{}]"
-
-
 def test_templates_without_a_default_one_make_the_model_unusable() -> None:
     with pytest.raises(ModelUnusable, match="rag, tool_use"):
         ChatTemplate({name: TWO[name] for name in ("tool_use", "rag")}, names={})
     with pytest.raises(ModelUnusable, match="'rag' does not compile"):
         ChatTemplate({**TWO, "rag": "{% if %}"}, names={})
-
-
-PARTS = {
-    "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}": True,
-    "{% for m in messages %}{% for part in m['content'] | list %}{{ part.text }}{% endfor %}{% endfor %}": True,
-    "{% for m in messages %}{% set content = m.content %}{% for part in content %}{{ part }}{% endfor %}{% endfor %}": True,
-    "{% macro show(what) %}{% for part in what %}{{ part }}{% endfor %}{% endmacro %}"
-    "{% for m in messages %}{{ show(m.content) }}{% endfor %}": True,
-    "{% macro show(what) %}{% for part in what %}{{ part }}{% endfor %}{% endmacro %}"
-    "{% for m in messages %}{{ show(m.role) }}{% endfor %}": False,
-    "{% macro show(content) %}{% for part in content %}{{ part }}{% endfor %}{% endmacro %}{{ show([]) }}": False,
-    CHATML: False,
-}
-
-
-@pytest.mark.parametrize(("source", "parts"), PARTS.items())
-def test_a_template_that_loops_over_contents_takes_parts(source: str, parts: bool) -> None:
-    assert ChatTemplate(source, names={}).takes_parts(tools=False) is parts
-
-
-def test_a_template_that_does_not_compile_makes_the_model_unusable() -> None:
-    with pytest.raises(ModelUnusable):
-        ChatTemplate("{% if %}", names={})
 
 
 @pytest.mark.parametrize("extra", [{"range": 3}, {"strftime_now": "x"}, {"raise_exception": None}, {"count": 10**12}])
@@ -156,12 +119,6 @@ def test_names_from_clients_are_plain_values(extra: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         ChatTemplate(source, names={"count": 3}).render(TALK, extra=extra)
     assert ChatTemplate("{{ told }}", names={}).render(TALK, extra={"told": "{{ messages }}"}) == "{{ messages }}"
-
-
-def test_what_the_renderer_itself_sets_cannot_be_overridden() -> None:
-    with pytest.raises(BadRequest) as caught:
-        ChatTemplate("x", names={}).render(TALK, extra={"messages": []})
-    assert caught.value.param == "chat_template_kwargs.messages"
 
 
 def test_the_last_text_of_a_message_in_parts_is_continued() -> None:
@@ -174,13 +131,6 @@ def test_the_last_text_of_a_message_in_parts_is_continued() -> None:
     text = ChatTemplate(source, names={}).render([{"role": "assistant", "content": parts}], continue_final_message=True)
     assert text == "[One][two "
     assert parts[1]["text"] == "two "
-
-
-def test_a_final_message_that_the_template_changes_cannot_be_continued() -> None:
-    source = "{{ messages[-1].content.split('</think>')[-1] }}"
-    with pytest.raises(BadRequest) as caught:
-        ChatTemplate(source, names={}).render([{"role": "assistant", "content": "a</think>b"}], continue_final_message=True)
-    assert caught.value.param == "continue_final_message"
 
 
 def test_continuing_needs_a_text_and_a_template_that_shows_it() -> None:

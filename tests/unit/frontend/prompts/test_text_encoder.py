@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.errors import BadRequest, ContextTooLong, ModelUnusable
+from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.http import loop
 from headrace.frontend.http.loop import give_back
 from headrace.frontend.metrics import Metrics
@@ -31,7 +31,6 @@ from headrace.frontend.prompts.media import MediaLoader
 from headrace.frontend.prompts.media_parts import MediaPart
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
-from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.prompts.text_encoder import LONG, PIECE, TextEncoder, in_groups, is_suspicious, least_tokens
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import FILES, MODEL, TOKENIZER, FakeIngress, FakeModels, frontend, post
@@ -142,17 +141,6 @@ def test_without_the_fast_library_the_reference_serves(monkeypatch: pytest.Monke
 
 
 @needs_fast
-def test_half_a_character_is_no_text() -> None:
-    with pytest.raises(UnicodeEncodeError):
-        encoder("SmolLM2").encode(["a\ud800"], special=False)
-
-
-def test_no_tokenizer_at_all_is_named() -> None:
-    with pytest.raises(ModelUnusable, match="the tokenizer of 'm' cannot be loaded"):
-        TextEncoder(b"{}", name="m")
-
-
-@needs_fast
 async def test_a_loaded_model_becomes_fast_by_itself_and_counts_what_is_refused() -> None:
     models, metrics = FakeModels(), Metrics()
     models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
@@ -193,18 +181,6 @@ def test_counting_ends_once_it_is_clear() -> None:
     assert tokenizer.given == [PIECE, PIECE]
 
 
-def test_a_text_that_fits_is_counted_to_its_end_and_not_for_more_than_it_has() -> None:
-    tokenizer: Any = CountingTokenizer()
-    text = "x" * (3 * PIECE + 5)
-    assert len(text) - 100 < least_tokens(tokenizer, text, enough=10 * PIECE) <= len(text)
-
-
-def test_ordinary_prompts_are_not_counted_twice() -> None:
-    assert not is_suspicious("x" * PIECE, 512)
-    assert not is_suspicious("x" * 8_000_000, 1_000_000)
-    assert is_suspicious("x" * 8_000_001, 1_000_000)
-
-
 @pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": 10}])
 async def test_an_endless_text_never_reaches_the_tokenizer_as_a_whole(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
@@ -217,16 +193,6 @@ async def test_an_endless_text_never_reaches_the_tokenizer_as_a_whole(
         frontend(FakeIngress()).app, {"model": MODEL, "prompt": "water " * 200_000, **more}, path="/v1/completions"
     )
     assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "prompt")
-
-
-async def test_an_endless_message_never_reaches_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    def render(self: ChatTemplate, *_: object, **options: Any) -> str:
-        raise AssertionError("it was rendered")
-
-    monkeypatch.setattr(ChatTemplate, "render", render)
-    messages = [{"role": "user", "content": "water " * 200_000}]
-    call = await post(frontend(FakeIngress()).app, {"model": MODEL, "messages": messages})
-    assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "messages")
 
 
 def test_texts_are_tokenised_a_few_at_a_time() -> None:
