@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from headrace.workers.errors import EngineError, UnsupportedByEngine
 from headrace.workers.operations import NEEDED, EngineOperator, MemoryUse, WorkerHealth, measure
 from headrace.workers.probes import EngineProbe
 from headrace.workers.runtime.runtime import Runtime
-from headrace.workers.runtime.watchdog import EngineWork
 from tests.support.runtime_bench import INFO, FakeEngine
 
 
@@ -28,11 +26,6 @@ def health(**info: Any) -> tuple[WorkerHealth, Any]:
     runtime = Runtime(engine, stall_s=60.0)  # type: ignore[arg-type]
     made = WorkerHealth(None, session, engine, runtime, replace(INFO, **info), card)  # type: ignore[arg-type]
     return made, session
-
-
-async def test_ranks_that_share_a_model_are_told_where_there_are_several() -> None:
-    assert "parallel" not in health()[0].describe().facts
-    assert health(parallel={"tensor": 2, "pipeline": 4})[0].describe().facts["parallel"] == {"tensor": 2, "pipeline": 4}
 
 
 @pytest.mark.parametrize(("withdrawn", "why"), [("sleep", "sleeps"), ("pause", "is paused"), ("role", "changes its role")])
@@ -152,11 +145,6 @@ async def test_health_tells_of_an_engine_that_does_not_answer() -> None:
     assert (await able.health(canary=False, timeout_s=0.05))[0]
 
 
-async def test_health_tells_how_many_ranks_share_the_model() -> None:
-    able, _, _ = operated(Operable(), parallel={"tensor": 2})
-    assert (await able.health(canary=False, timeout_s=0.05))[1]["parallel"] == {"tensor": 2}
-
-
 async def test_health_tells_why_an_engine_is_dead() -> None:
     able, runtime, _ = operated(Operable())
     runtime.watchdog.declare_dead("out of memory")
@@ -193,15 +181,3 @@ def test_memory_is_measured_and_compared() -> None:
     assert after - before > 16 << 20
     assert MemoryUse(5, 7).freed_until(MemoryUse(3, 9)) == {"host_bytes_freed": 2, "device_bytes_freed": -2}
     assert MemoryUse(5).freed_until(MemoryUse(3, 9)) == {"host_bytes_freed": 2}
-
-
-async def test_the_runtime_does_not_miss_an_engine_that_was_told_to_stand_still() -> None:
-    runtime = Runtime(FakeEngine(), stall_s=0.08)  # type: ignore[arg-type]
-    runtime.watchdog._work = EngineWork(lambda: 1, lambda: False)
-    watching = asyncio.create_task(runtime.watchdog.watch_stall())
-    runtime.suspend()
-    await asyncio.sleep(0.3)
-    assert not runtime.dead.done()
-    runtime.resume()
-    await asyncio.wait_for(watching, 5)
-    assert "no step" in runtime.dead.result()
