@@ -16,9 +16,10 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
+from headrace.workers.sim.tokens import BUNDLED_TOKENIZER, Vocabulary
 
 PACKAGE_DIR = Path(__file__).parent / "package"
 VERSION_VARIABLE = "TENSORRT_LLM_STAND_IN"
@@ -50,6 +51,14 @@ def installed(version: str = V1_3) -> Iterator[None]:
             del os.environ[VERSION_VARIABLE]
         else:
             os.environ[VERSION_VARIABLE] = before
+
+
+@lru_cache(maxsize=4)
+def vocabulary_of(folder: str) -> Vocabulary:
+    """Read a tokenizer's words, which takes a second. Kept here, since the package is imported anew by each `installed()`."""
+    vocabulary = Vocabulary.load(folder)
+    vocabulary.speller.prepare()
+    return vocabulary
 
 
 def model_folder(folder: Path, *, context_length: int = 4096, chat: bool = True) -> Path:

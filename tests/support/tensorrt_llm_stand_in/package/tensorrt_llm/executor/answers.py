@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -21,13 +20,6 @@ from .utils import RequestError
 
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SURE = 10.0  # the logit of the chosen token, above 0 of all others
-
-
-@lru_cache(maxsize=4)
-def vocabulary_of(folder: str) -> Vocabulary:
-    vocabulary = Vocabulary.load(folder)
-    vocabulary.speller.prepare()
-    return vocabulary
 
 
 class Answer:

@@ -6,13 +6,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm.executor.answers import vocabulary_of
 from tensorrt_llm.executor.core import Executor
 from tensorrt_llm.executor.request import DEFAULT_REQUEST_PRIORITY
 from tensorrt_llm.executor.result import GenerationResult as RequestOutput
 from tensorrt_llm.executor.result import IterationResult, Reports
 from tensorrt_llm.sampling_params import SamplingParams
 from tensorrt_llm.version import IS_1_3
+from tests.support.tensorrt_llm_stand_in import vocabulary_of
 
 from .llm_args import TorchLlmArgs
 
