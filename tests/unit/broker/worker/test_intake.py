@@ -47,18 +47,6 @@ async def test_an_interactive_run_on_a_full_worker_gets_the_slot_of_a_batch_run(
     assert bench.runs.table.sequences == SLOTS
 
 
-async def test_a_free_slot_preempts_nothing() -> None:
-    bench = Worker(*(batch_run(seq) for seq in range(1, 4)))
-    assert await bench.arrive(interactive(9)) == []
-
-
-async def test_a_slot_that_is_about_to_be_free_preempts_nothing() -> None:
-    ended = batch_run(4, made=1)
-    ended.end(0.0)
-    bench = Worker(*(batch_run(seq) for seq in range(1, 4)), ended)
-    assert await bench.arrive(interactive(9)) == []
-
-
 async def test_interactive_runs_never_make_way() -> None:
     bench = Worker(*(interactive(seq) for seq in range(1, 5)))
     assert await bench.arrive(interactive(9)) == []
@@ -75,25 +63,12 @@ async def test_a_batch_run_that_finds_no_slot_goes_back_itself() -> None:
     assert arrived.state is RunState.GONE
 
 
-async def test_a_kept_batch_run_takes_its_slot_like_an_interactive_one() -> None:
-    kept = batch_run(9)
-    kept.kept = True
-    bench = Worker(*(batch_run(seq, made=seq) for seq in range(1, 5)))
-    assert await bench.arrive(kept) == ["q1"]
-
-
 async def test_an_interactive_run_gets_the_blocks_that_it_needs() -> None:
     bench = Worker(batch_run(1, made=1), batch_run(2, made=2))  # 7 blocks each
     bench.world.blocks_total, bench.world.blocks_used = 100, 95
     assert await bench.arrive(interactive(3, tokens=64)) == []  # 4 blocks and one for the answer
     bench.world.blocks_used = 99
     assert await bench.arrive(interactive(4, tokens=64)) == ["q1"]
-
-
-async def test_a_batch_run_takes_no_blocks_from_another() -> None:
-    bench = Worker(batch_run(1, made=1))
-    bench.world.blocks_total = bench.world.blocks_used = 100
-    assert await bench.arrive(batch_run(2)) == []
 
 
 async def test_the_report_names_only_runs_that_can_really_leave() -> None:
@@ -148,12 +123,6 @@ async def test_runs_and_requests_on_their_way_take_slots() -> None:
     one._requests["std"].add_credit.assert_called_with(1)  # type: ignore[attr-defined]
 
 
-async def test_a_worker_on_trial_places_nothing_on_itself() -> None:
-    bench = Worker(make(1))
-    bench.runs.table.suspect(make(2), 1, 2)
-    assert intake(bench)._room("std") == 0
-
-
 def runs(*ranks: int) -> list[Run]:
     made = [make(n + 1, request_id=f"r{n}") for n in range(len(ranks))]
     for run, rank in zip(made, ranks, strict=True):
@@ -163,12 +132,6 @@ def runs(*ranks: int) -> list[Run]:
 
 def test_the_rank_that_a_router_names_is_taken() -> None:
     assert choose_rank({HEADER_RANK: "1"}, runs(1, 1, 1), ranks=2) == 1
-
-
-@pytest.mark.parametrize("headers", [None, {}, {"Hr-Attempt": "2"}])
-def test_without_a_router_the_rank_with_the_fewest_runs_is_taken(headers: dict[str, str] | None) -> None:
-    assert choose_rank(headers, runs(0, 2, 0), ranks=3) == 1
-    assert choose_rank(headers, [], ranks=3) == 0
 
 
 @pytest.mark.parametrize("named", ["2", "-1", "x", "1.0", "99999999999"])
