@@ -28,8 +28,6 @@ PYTEST = @run() { $(BIN)/pytest "$$@" $(ARGS) || [ $$? -eq 5 ]; }; run
 IN_FILES := --dist loadfile -n
 # pytest-xdist would begin with files of many short tests, and wait in the end for one with few long ones.
 IN_ORDER := --no-loadscope-reorder $(IN_FILES)
-# Test by test, because a guard whose seed has moved takes minutes, but for what is marked as one group.
-IN_GROUPS := --no-loadscope-reorder --dist loadgroup -n
 # Other files of tests/integration kill nothing: to import these, too, takes each process of a phase ten seconds.
 KILLING = $(sort $(shell grep -rl --include='*.py' 'mark\.fault' tests/integration))
 # Servers and kills on a shared machine: a test that fails is tried once more, and named in the summary.
@@ -72,7 +70,7 @@ test-unit: layer-test ## unit tests, and the lines and branches that they must r
 	@$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine' tests/unit $(ARGS) || [ $$? -eq 5 ]
 	@[ -n '$(ARGS)' ] || { $(BIN)/coverage combine -q && $(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR) | tail -n 1; }
 test-system: layer-test ## documented commands, simulations in virtual time, processes beside a real nats-server
-	$(PYTEST) $(IN_GROUPS) 2 tests/docs tests/simulation
+	$(PYTEST) $(IN_ORDER) 2 tests/docs tests/simulation
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
 test-faults: layer-test ## tests that kill what runs
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults $(KILLING)

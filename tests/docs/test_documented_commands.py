@@ -13,7 +13,7 @@ import pytest
 from tests.docs.blocks import ROOT, Block, blocks_of, documents
 from tests.support.up_process import RunningUp
 
-pytestmark = [pytest.mark.deployment, pytest.mark.xdist_group("up")]
+pytestmark = pytest.mark.deployment
 
 BLOCKS = [block for path in documents() if path.is_file() for block in blocks_of(path.read_text(), str(path.relative_to(ROOT)))]
 TIMEOUT_S = 60

@@ -1,6 +1,6 @@
 """Writes into the guards' tables which seeds show them today, as a run of the tests has told it under "seeds that have moved":
 
-    pytest -m virtual -n 2 --dist loadgroup tests/simulation | tee log; python -m tests.simulation.guard_seeds <log
+    pytest -m virtual -n 2 --dist loadfile tests/simulation | tee log; python -m tests.simulation.guard_seeds <log
 
 Whoever changes the steps of many processes does so at the end: until then each guard looks for its seed anew in every run.
 """

@@ -13,8 +13,6 @@ from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
 from tests.simulation.virtual.world import World
 
-pytestmark = pytest.mark.xdist_group("server")  # all share one run of everything
-
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_simulated_server(name):
