@@ -328,18 +328,20 @@ class Metrics:
             "headrace_frontend_connections_refused", "Connections closed for what they sent or failed to", ["code"], registry=r
         )
 
-        self._answered: dict[tuple[str, int], Counter] = {}
+        self._answered: dict[tuple[str, int], tuple[Counter, Series]] = {}
         self._levels: dict[tuple[str, Level], Counter] = {}
         self._tokens: dict[tuple[str, Source], tuple[Counter, ...]] = {}
 
     # Looking up a labelled metric costs several times as much as counting, so the few label values are kept.
 
-    def answered(self, route: str, status: int) -> None:
+    def answered(self, route: str, status: int, took_s: float) -> None:
         """Count one answered request. Status 0 means that none was sent."""
-        counter = self._answered.get((route, status))
-        if counter is None:
-            counter = self._answered[route, status] = self.requests.labels(route, status or "none")
+        found = self._answered.get((route, status))
+        if found is None:
+            found = self._answered[route, status] = self.requests.labels(route, status or "none"), self.duration.series(route)
+        counter, duration = found
         counter.inc()
+        duration.observe(took_s)
 
     def count_level(self, model: str, level: Level) -> None:
         """Count one answer under the service level that it had."""

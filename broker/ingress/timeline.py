@@ -52,6 +52,8 @@ class RequestTimeline:
         "_lost",
         "_open",
         "_placed",
+        "_room",
+        "_starts",
         "_submitted_s",
         "_wall",
         "_worker",
@@ -68,14 +70,16 @@ class RequestTimeline:
         self._worker: str | None = None
         self._first_start_s: float | None = None
         self._events: list[StoryEvent] = []
+        self._starts: list[tuple[int, str]] = []  # attempts and their workers, of the events
+        self._room = MOST_EVENTS
         self._lost = 0
         self._placed: asyncio.Future[StoryEvent] | None = None  # while a caller waits for it
 
     def add(self, event: JobEvent, now_s: float) -> None:
-        events = self._events
-        if len(events) >= MOST_EVENTS:
+        if not self._room:
             self._lost += 1
             return
+        self._room -= 1
         heard = StoryEvent(
             now_s - self._submitted_s,
             event.kind,
@@ -88,10 +92,12 @@ class RequestTimeline:
             event.rank,
             event.fetch_ms,
         )
-        events.append(heard)
-        if self._first_start_s is None and event.kind == "started":
-            self._first_start_s = heard.after_s
-        if self._placed is not None and event.kind == "placed" and not self._placed.done():
+        self._events.append(heard)
+        if event.kind == "started":
+            self._starts.append((event.attempt, event.worker))
+            if self._first_start_s is None:
+                self._first_start_s = heard.after_s
+        elif event.kind == "placed" and self._placed is not None and not self._placed.done():
             self._placed.set_result(heard)
 
     def end(self, fault: JobFault | None, now_s: float, ingress: str) -> Story | None:
@@ -141,7 +147,9 @@ class RequestTimeline:
         else:
             record = self._open[1]
             attempt, worker, reasons = record.attempt, record.worker, _reasons(record)
-        starts = [(event.attempt, event.worker) for event in self._events if event.kind == "started"]
+        starts = self._starts
+        if worker is not None and starts == [(1, worker)] and attempt == 1:  # nearly always
+            return Course(self._first_start_s, [worker], 1, reasons)
         runs = sorted(starts if worker is None else [*starts, (attempt, worker)])  # the start of the last run may be unheard
         workers = list(dict.fromkeys([name for _, name in runs]))
         attempts = max(len(starts), len(workers), attempt % GENERATION if workers else 0)
@@ -170,6 +178,8 @@ class Timelines:
     def __init__(self, ingress: str, *, ended: int = ENDED) -> None:
         self._ingress = ingress
         self._noted: dict[str, RequestTimeline] = {}  # open, or ended lately
+        self.get = self._noted.get
+        """Return the timeline of a request of this ingress that is open, or ended lately."""
         self._late: deque[str] = deque()
         self._ended: deque[Story] = deque(maxlen=ended)
 
@@ -179,10 +189,6 @@ class Timelines:
 
     def drop(self, request_id: str) -> None:
         self._noted.pop(request_id, None)
-
-    def get(self, request_id: str) -> RequestTimeline | None:
-        """Return the timeline of a request of this ingress that is open, or ended lately."""
-        return self._noted.get(request_id)
 
     def end(self, request_id: str, fault: JobFault | None, now_s: float) -> None:
         """End a timeline, and count how. The first end counts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -202,9 +202,10 @@ _SINGLE = frozenset(
         *(b"authorization", b"x-api-key", TENANT_HEADER),
     }
 )
-_READ = _SINGLE | {REQUEST_ID}
+Headers = Mapping[bytes, bytes | None]
+_ABSENT: Headers = dict.fromkeys((*_SINGLE, REQUEST_ID))  # those that are read here
+_EMPTY = (None, b"0")
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
-Header = Callable[[bytes], bytes | None]
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _VERSIONS = frozenset({"1.1", "1.0"})
 
@@ -220,36 +221,37 @@ class Gate:
 
     def admit(self, scope: Scope) -> None:
         """Check a request. Raises a FrontendError with the reason for which it is refused."""
-        found: dict[bytes, bytes] = {}
+        found = {**_ABSENT}
         for name, value in scope["headers"]:
-            if name in _READ:
-                if name in found and name in _SINGLE:
+            if name in found:
+                if found[name] is not None and name in _SINGLE:
                     raise _doubled(name)
                 found[name] = value
-        get = found.get
-        client_id = get(REQUEST_ID)
+        client_id = found[REQUEST_ID]
         if client_id is not None and _GOOD_ID.match(client_id):
             scope["headrace.client_request_id"] = client_id.decode()
-        host, origin, method = get(b"host"), get(b"origin"), scope["method"]
-        _check_http(scope["http_version"], host, get(b"transfer-encoding"))
+        host, origin, site, encoding = found[b"host"], found[b"origin"], found[b"sec-fetch-site"], found[b"transfer-encoding"]
+        method = scope["method"]
+        _check_http(scope["http_version"], host, encoding)
         if self._ring.in_force:
-            self._identify(scope, get)
+            self._identify(scope, found)
         else:
-            self._pages.check(method, host, origin, get(b"sec-fetch-site"))
-            scope["headrace.tenant"] = tenant_token(get(TENANT_HEADER, b"").decode("latin-1"))
+            self._pages.check(method, host, origin, site)
+            tenant = found[TENANT_HEADER]
+            scope["headrace.tenant"] = DEFAULT_TENANT if tenant is None else tenant_token(tenant.decode("latin-1"))
         if self._ring.isolates:
             scope["headrace.isolated"] = True
-        if method in _WITH_BODY and (get(b"content-length", b"0") != b"0" or b"transfer-encoding" in found):
-            check_body_type(scope["path"], get(b"content-type"), from_page=origin is not None or b"sec-fetch-site" in found)
+        if method in _WITH_BODY and (found[b"content-length"] not in _EMPTY or encoding is not None):
+            check_body_type(scope["path"], found[b"content-type"], from_page=origin is not None or site is not None)
 
-    def _identify(self, scope: Scope, get: Header) -> None:
+    def _identify(self, scope: Scope, found: Headers) -> None:
         """Find who asks, and for which tenant. A valid key needs no check of host and origin: no foreign page has one."""
         path = scope["path"]
         needed = scope_of(scope["method"], path)
         if needed == OPEN or path in self._open:
             scope["headrace.tenant"] = DEFAULT_TENANT
             return
-        text = key_in(get)
+        text = key_in(found)
         if text is None:
             raise Unauthorized("there is no API key: send Authorization: Bearer KEY, or x-api-key: KEY", code="missing_api_key")
         caller = self._ring.find(text)
@@ -259,19 +261,19 @@ class Gate:
         scope["headrace.caller"] = caller
         if needed != ANY and needed not in caller.scopes:
             caller.need(needed, path)
-        asked = get(TENANT_HEADER)
+        asked = found[TENANT_HEADER]
         tenant = scope["headrace.tenant"] = caller.tenant if asked is None else _tenant(caller, asked)
         hold = self._quotas.enter(caller, tenant)
         if hold is not None:
             scope["headrace.hold"] = hold
 
 
-def key_in(get: Header) -> bytes | None:
+def key_in(found: Headers) -> bytes | None:
     """Return the key of a request: OpenAI's clients send a bearer token, Anthropic's the header `x-api-key`, some both."""
-    bearer = get(b"authorization")
+    bearer = found[b"authorization"]
     if bearer is not None and bearer[:7].lower() == b"bearer ":
         return bearer[7:].strip()
-    return get(b"x-api-key")
+    return found[b"x-api-key"]
 
 
 def _tenant(caller: Caller, asked: bytes) -> str:

@@ -140,8 +140,7 @@ class Observe:
         path = scope["path"]
         route = path if path in self._routes else next((name for start, name in _BELOW if path.startswith(start)), "other")
         status = scope.get("headrace.status", 0)
-        self._metrics.answered(route, status)
-        self._metrics.duration.series(route).observe(took)
+        self._metrics.answered(route, status, took)
         code = scope.get("headrace.outcome")
         if code in REFUSALS:
             self._audit.refused(scope, code, route=route)

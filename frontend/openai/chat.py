@@ -16,7 +16,7 @@ from headrace.frontend.chat_schema import DEFAULT_MAX_TOKENS, HINTS, ChatRequest
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.content_blocks import INPUT, ParsedWriter
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation, tenant_of
-from headrace.frontend.generation.request_checks import calls_in, check_choices, refuse_unsupported, toolbox_of
+from headrace.frontend.generation.request_checks import NO_TOOLS, calls_in, check_choices, refuse_unsupported, toolbox_of
 from headrace.frontend.generation.sse import (
     CHAT_EVENTS,
     COMPLETION_EVENTS,
@@ -38,6 +38,7 @@ from headrace.frontend.prompts.media_parts import Contents, find_media, has_medi
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
 from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.prompts.text_encoder import PIECE
 from headrace.frontend.settings import FrontendSettings
 
 
@@ -163,7 +164,8 @@ def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[
     Raises BadRequest for a role that neither OpenAI's API nor the template has: most templates would take any word for a role.
     """
     roles = {message["role"] for message in messages}
-    if unknown := {role for role in roles - _KNOWN_ROLES if not template.knows_role(role)}:
+    new = roles - _KNOWN_ROLES
+    if new and (unknown := {role for role in new if not template.knows_role(role)}):
         i, role = next((i, message["role"]) for i, message in enumerate(messages) if message["role"] in unknown)
         param = f"messages[{i}].role"
         raise BadRequest(f"invalid value for {param}: {role!r}. Supported are: {', '.join(ROLES)}", param=param)
@@ -286,7 +288,9 @@ class ChatApi:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
         refuse_hosted = self._settings.hosted_tools == "refuse"
-        toolbox = await exchange.aside(partial(toolbox_of, request, model.card, refuse_hosted=refuse_hosted))
+        toolbox = NO_TOOLS
+        if request.tools is not None or request.tool_choice is not None:
+            toolbox = await exchange.aside(partial(toolbox_of, request, model.card, refuse_hosted=refuse_hosted))
         takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
         given = request.messages
         items: list[MediaItem] = []
@@ -303,11 +307,13 @@ class ChatApi:
         limit = LengthLimit(
             context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="messages"
         )
-        for each in messages:  # a template copies its input several times
-            if isinstance(content := each.get("content"), str):
-                await model.encoder.check_length(content, limit)
+        if exchange.asked_bytes > PIECE:  # in a shorter request nothing is
+            for each in messages:  # a template copies its input several times
+                if isinstance(content := each.get("content"), str):
+                    await model.encoder.check_length(content, limit)
         text = await model.render(
             with_parts(named_roles(messages, model.template), contents),
+            size=exchange.asked_bytes,
             add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
             continue_final_message=continue_final,
             tools=toolbox.tools or None,

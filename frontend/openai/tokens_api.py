@@ -148,6 +148,7 @@ async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: 
     continue_final = bool(request.continue_final_message)
     return await model.render(
         named_roles(messages, model.template),
+        size=exchange.asked_bytes,
         add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
         continue_final_message=continue_final,
         tools=tools or None,

@@ -147,20 +147,21 @@ class LoadedModel:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        size: int,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """Call `ChatTemplate.render`, off the event loop if the conversation is long.
+        """Call `ChatTemplate.render`, off the event loop if the request is long: `size` is that of its body in bytes.
 
         Raises BadRequest, also if the model has no template.
         """
         if self.template is None:
             message = f"{self.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
-        work = partial(
+        render = partial(
             self.template.render,
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -169,9 +170,9 @@ class LoadedModel:
             documents=documents,
             extra=extra,
         )
-        if not _is_heavy([messages, tools, documents, extra], self.inline_bytes):
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+        if size <= self.inline_bytes:
+            return render()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, render)
 
 
 class ModelCache:
@@ -287,24 +288,6 @@ def _prompt_cache(settings: FrontendSettings, metrics: Metrics | None) -> Prompt
     cache = PromptCache(settings.prompt_cache_bytes, on_reuse=metrics.count_prefix)
     metrics.prefix_bytes.set_function(lambda: cache.size)
     return cache
-
-
-def _is_heavy(values: Sequence[object], limit: int) -> bool:
-    """Return True if the values have more characters than the limit. Every value that is no text counts as a few."""
-    left = [value for value in values if value]  # most requests have messages only
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            limit -= len(value)
-        elif isinstance(value, dict):  # concrete types, because checks of abstract ones cost more than all else here
-            limit -= 8 * len(value)
-            left.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            limit -= 8 * len(value)
-            left.extend(value)
-        if limit < 0:
-            return True
-    return False
 
 
 PARAM = "prompt_embeds"

@@ -265,21 +265,22 @@ class PromptEncoder:
 
         Raises ContextTooLong, and BadRequest for a prompt without tokens, or if placeholders and items do not match.
         """
+        size = len(text)
+        if size <= self._inline_bytes:
+            self._inline_run += size
+            if self._inline_run > self._inline_bytes:  # many short prompts of one request take as long as a long one
+                self._inline_run = 0
+                await asyncio.sleep(0)
+            return self.encode_now(text, add_special_tokens=add_special_tokens, limit=limit, salt=salt, media=media)
 
         def work() -> Prompt:
             try:
                 return self.encode_now(text, add_special_tokens=add_special_tokens, limit=limit, salt=salt, media=media)
             finally:
-                if len(text) > LONG:
+                if size > LONG:
                     give_back()
 
-        if len(text) > self._inline_bytes:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self._inline_run += len(text)
-        if self._inline_run > self._inline_bytes:  # many short prompts of one request take as long as a long one
-            self._inline_run = 0
-            await asyncio.sleep(0)
-        return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def encode_now(
         self,
@@ -348,8 +349,10 @@ class PromptEncoder:
 
         Prompts of another salt find nothing there: how long they take must not tell what others have asked.
         """
+        if len(text) <= self._inline_bytes:
+            return self._text.encode([text], special=add_special_tokens)[0]
         whole = add_special_tokens and self._adds_special  # special tokens are added around the whole text
-        if self._prompt_cache is not None and len(text) > self._inline_bytes and not whole:
+        if self._prompt_cache is not None and not whole:
             pieces = self._split_points.split(text)
             if len(pieces) > 1:
                 known = self._digest if salt is None else f"{self._digest} {salt}"

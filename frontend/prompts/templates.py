@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
-from types import TracebackType
 from typing import Any
 
 import jinja2
@@ -186,21 +185,6 @@ class _Deadline(threading.local):
 _deadline = _Deadline()
 
 
-class Limited:
-    """Makes renderings in its block raise TemplateTimeout after this long. A class, which costs half of a generator."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        _deadline.ends, _deadline.steps = time.monotonic() + self._seconds, _STEPS
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _deadline.ends = float("inf")
-
-
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` renders its body."""
 
@@ -274,9 +258,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Compute a sum, product, power or formatted text. Raises SecurityError if it would be larger than any prompt."""
         if operator == "+":
             if type(left) is str is type(right):  # nearly every sum of a template
-                if len(left) + len(right) > MAX_CHARS:
-                    check_size(len(left) + len(right))
-                return left + right
+                both: str = left + right  # both are there already, so this is no leap
+                if len(both) > MAX_CHARS:
+                    check_size(len(both))
+                return both
             if isinstance(left, _SIZED) and isinstance(right, _SIZED):
                 check_size(len(left) + len(right))
         elif operator == "%":
@@ -395,18 +380,18 @@ class ChatTemplate:
                 param = f"chat_template_kwargs.{min(clash)}"
                 raise BadRequest(f"{param} cannot be set this way", param=param)
             names = {**names, **extra}
+        _deadline.ends, _deadline.steps = time.monotonic() + self._deadline_s, _STEPS
         try:
-            with Limited(self._deadline_s):
-                text = _run(
-                    chosen.template,
-                    {
-                        **names,
-                        "messages": messages,
-                        "tools": tools,
-                        "documents": documents,
-                        "add_generation_prompt": add_generation_prompt,
-                    },
-                )
+            text = _run(
+                chosen.template,
+                {
+                    **names,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                },
+            )
         except TemplateTimeout:
             problem = f"the chat template took longer than {self._deadline_s:g} s on the messages"
             raise BadRequest(problem, param="messages", code="template_error") from None
@@ -426,6 +411,8 @@ class ChatTemplate:
         ) as error:
             problem = f"the chat template failed on the messages: {type(error).__name__}: {error}"
             raise BadRequest(problem, param="messages", code="template_error") from None
+        finally:
+            _deadline.ends = float("inf")
         return _cut_at_mark(text, final) if continue_final_message else text
 
     def _chosen(self, *, tools: bool) -> _Compiled:

@@ -102,7 +102,8 @@ _CUT = 16  # tokens that cutting a text in two may add
 
 def is_suspicious(text: str, context_length: int) -> bool:
     """Return True if only an unusual text of this length would fit into the context."""
-    return len(text) > max(PIECE, SUSPICIOUS * context_length)
+    size = len(text)
+    return size > PIECE and size > SUSPICIOUS * context_length
 
 
 def least_tokens(tokenizer: Tokenizer, text: str, *, enough: int) -> int:
