@@ -21,7 +21,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.broker.protocol.job_record import NO_READER, JobRecord
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.spans import SpanData
-from headrace.frontend.tracer import OtlpExporter, TracedApp, Tracer, encode
+from headrace.frontend.tracer import OtlpExporter, Tracer, encode, traced
 
 ROUNDS = 7
 CARD = ModelCard(model="m", pool="p", context_length=4096, block_size=16, vocab_size=1000)
@@ -84,7 +84,7 @@ async def measure(requests: int) -> None:
         plain = await cpu_s(inner, stories)
         for name, sample in (("not sampled", 0.0), ("sampled, on the request's path", 1.0)):
             tracer = Tracer(exporter, Metrics(), sample=sample, frontend="i", late_s=0.0)
-            found[name].append(await cpu_s(TracedApp(inner, tracer, "/v1/chat/completions"), stories) - plain)
+            found[name].append(await cpu_s(traced(inner, tracer, "/v1/chat/completions"), stories) - plain)
             if sample:
                 began = time.process_time()
                 await tracer._export(tracer._take(float("inf")))

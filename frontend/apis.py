@@ -23,13 +23,13 @@ from headrace.broker.models.card_store import AdapterClient
 from headrace.broker.spill import ResultObjects
 from headrace.frontend.errors import ErrorForm, FrontendError
 from headrace.frontend.generation.endpoint import Api, GenerationEndpoint, Lifecycle
-from headrace.frontend.http.exchange import Handler, UnaryEndpoint
+from headrace.frontend.http.exchange import Handler, unary_endpoint
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
-from headrace.frontend.request_audit import AuditedApp, Notes
+from headrace.frontend.request_audit import Notes, audited
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.tracer import TracedApp, Tracer
+from headrace.frontend.tracer import Tracer, traced
 
 T = TypeVar("T")
 
@@ -154,16 +154,16 @@ class Site:
             api, self.port, self.settings, self.metrics, self.lifecycle, takes_form=takes_form
         )
         if self.stores.notes is not None:
-            endpoint = AuditedApp(endpoint, self.stores.notes, path)
+            endpoint = audited(endpoint, self.stores.notes, path)
         if self.tracer is not None:
-            endpoint = TracedApp(endpoint, self.tracer, path)
+            endpoint = traced(endpoint, self.tracer, path)
         self._take(path, endpoint)
         if job is not None:
             self.jobs[path] = job
 
     def answer(self, path: str, handler: Handler, *, form: ErrorForm = FrontendError.body) -> None:
         """Serve `POST path` here, body in, body out."""
-        self._take(path, UnaryEndpoint(handler, self.settings, form=form))
+        self._take(path, unary_endpoint(handler, self.settings, form=form))
 
     def shared(self, kind: type[T], make: Callable[[], T]) -> T:
         """Return the one object of this kind, which several APIs use."""

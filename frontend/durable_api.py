@@ -415,20 +415,16 @@ class DurableApi:
         try:
             async with aclosing(self._streams.stream(tenant, token, first=first)) as stream:
                 async for events in stream:
-                    if exchange.started:
-                        await exchange.send_events(events)
-                    else:
-                        await exchange.start_stream(events)
-                        if on_begun is not None:
-                            on_begun()
+                    begins = not exchange.started
+                    await exchange.send_events(events)
+                    if begins and on_begun is not None:
+                        on_begun()
         except EndedWithoutAnswer as ended:
             response = await self._streams.refusal(tenant, token, ended.end)
             watch.stop()
             await exchange.send_json(bytes(response.body), status=response.status_code)
             return
         watch.stop()
-        if not exchange.started:  # the client had everything but the end
-            await exchange.start_stream()
         await exchange.send_events(b"", more=False)
 
     async def _whole(self, tenant: str, token: str, exchange: HttpExchange, watch: DisconnectWatch) -> None:

@@ -74,16 +74,6 @@ class SubmittedAnswer(JobAnswer, Protocol):
     def timeline(self) -> RequestTimeline | None: ...
 
 
-class UnaryAnswer(JobAnswer, Protocol):
-    """An answer that can deliver its rows to a callback without waking its reader's task."""
-
-    async def deliver_to(self, sink: Callable[[list[Row]], bool], /) -> None:
-        """Pass rows to `sink` as they arrive, until it returns False or the answer has ended; `rows` returns the rest.
-
-        Raises every exception of `sink`. Cancelling the wait loses no row.
-        """
-
-
 class ResponsePort(Protocol):
     """`headrace.broker.ingress.response_store.ResponseStore` as the Responses API sees it."""
 

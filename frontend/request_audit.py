@@ -35,16 +35,12 @@ DIGITS = 4
 
 
 class TokenCounts(Protocol):
-    """The tokens of a request over all its prompts and choices, as they are counted."""
+    """The tokens of a request over all its prompts and choices (`headrace.frontend.generation.sse.UsageCounter`)."""
 
     completion: int
-
-    @property
-    def prompt(self) -> int: ...
-    @property
-    def cached(self) -> int: ...
-    @property
-    def ended(self) -> bool: ...
+    prompt: int
+    cached: int
+    ended: bool
 
 
 class RequestSummary:
@@ -98,15 +94,23 @@ class RequestSummary:
         fields["completion_tokens"] = counter.completion
         if self.first_token_s is not None:
             fields["ttft_s"] = round(self.first_token_s, DIGITS)
-        courses = [timeline.course() for timeline in self.timelines]
-        if not courses:
-            return fields
-        waits = [course.queue_s for course in courses if course.queue_s is not None]
-        if waits:
-            fields["queue_s"] = round(max(waits), DIGITS)
-        if workers := list(dict.fromkeys([worker for course in courses for worker in course.workers])):
-            fields["workers"], fields["attempts"] = workers, max([course.attempts for course in courses])
-        if reasons := dict.fromkeys([reason for course in courses for reason in course.finish_reasons]):
+        queue_s: float | None = None
+        attempts = 0
+        workers: dict[str, None] = {}  # sets in the order of their values
+        reasons: dict[str, None] = {}
+        for timeline in self.timelines:
+            waited_s, ran_on, tries, ends = timeline.course()
+            if waited_s is not None and (queue_s is None or waited_s > queue_s):
+                queue_s = waited_s
+            if tries > attempts:
+                attempts = tries
+            workers |= dict.fromkeys(ran_on)
+            reasons |= dict.fromkeys(ends)
+        if queue_s is not None:
+            fields["queue_s"] = round(queue_s, DIGITS)
+        if workers:
+            fields["workers"], fields["attempts"] = [*workers], attempts
+        if reasons:
             fields["finish_reason"] = ",".join(reasons)
         return fields
 
@@ -360,9 +364,6 @@ async def audit_writer(
     return AuditWriter(connection, topology.subjects, policy, metrics)
 
 
-# Wraps the application of a generating route so that its requests go into the audit stream.
-
-
 class Notes(Protocol):
     @property
     def content(self) -> bool: ...
@@ -371,29 +372,24 @@ class Notes(Protocol):
         """Keep one request. Must not wait and must not raise."""
 
 
-class AuditedApp:
-    """Notes every request of one route when it has ended."""
+def audited(app: ASGIApp, notes: Notes, route: str) -> ASGIApp:
+    """Return an application that notes every request of one route when it has ended."""
 
-    def __init__(self, app: ASGIApp, notes: Notes, route: str) -> None:
-        self._app = app
-        self._notes = notes
-        self._route = route
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         at, began = time.time(), time.perf_counter()
         content: Content | None = None
-        if self._notes.content:
+        if notes.content:
             content = scope["headrace.content"] = Content()
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             caller = scope.get("headrace.caller")
             summary: RequestSummary | None = scope.get("headrace.summary")
-            self._notes.note(
+            notes.note(
                 Ended(
                     at=at,
                     id=scope.get("headrace.request_id", ""),
-                    route=self._route,
+                    route=route,
                     tenant=scope.get("headrace.tenant", "_"),
                     status=scope.get("headrace.status", 0),
                     took_s=time.perf_counter() - began,
@@ -404,3 +400,5 @@ class AuditedApp:
                     content=content,
                 )
             )
+
+    return noted

@@ -386,29 +386,21 @@ def _remarkable(summary: RequestSummary) -> bool:
     return summary.level not in (None, "met") or summary.attempts > 1
 
 
-# Wraps the application of a generating route so that its requests are traced.
+def traced(app: ASGIApp, tracer: Tracer, route: str) -> ASGIApp:
+    """Return an application that traces every request of one route.
 
+    The application below finds the trace in the scope, and leaves there how the request ended.
+    """
 
-class TracedApp:
-    """Traces every request of one route. What runs inside finds the trace in the scope, and leaves there how it ended."""
-
-    def __init__(self, app: ASGIApp, tracer: Tracer, route: str) -> None:
-        self._app = app
-        self._tracer = tracer
-        self._route = route
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = scope["headrace.trace"] = self._tracer.begin(scope["headers"])
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        trace = scope["headrace.trace"] = tracer.begin(scope["headers"])
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
-            self._tracer.end(
-                trace,
-                scope,
-                route=self._route,
-                status=scope.get("headrace.status", 0),
-                code=scope.get("headrace.outcome"),
-            )
+            code = scope.get("headrace.outcome")
+            tracer.end(trace, scope, route=route, status=scope.get("headrace.status", 0), code=code)
+
+    return answer
 
 
 def tracer_of(settings: FrontendSettings, metrics: Metrics, *, frontend: str) -> Tracer | None:

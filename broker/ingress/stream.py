@@ -55,19 +55,19 @@ class RowDispatcher:
         self._due: list[PendingStream] = []
         self._waiting: list[PendingStream] = []
 
-    def add(self, stream: PendingStream, *, last: bool) -> None:
+    def add(self, stream: PendingStream, now_s: float, *, last: bool) -> None:
         """Queue the rows of `stream` for delivery. Call it once per batch, and once more for the `last` rows."""
         gather_s = self.readers * PER_READER_S
         if gather_s > self._most_s:
             gather_s = self._most_s
-        if last or self.loop.time() - stream.delivered_s >= gather_s:
-            self._due.append(stream)
-            if len(self._due) == 1:
+        if last or now_s - stream.delivered_s >= gather_s:
+            if not self._due:
                 self.loop.call_soon(self._deliver_due)
+            self._due.append(stream)
         else:
-            self._waiting.append(stream)
-            if len(self._waiting) == 1:
+            if not self._waiting:
                 self.loop.call_later(gather_s, self._release_waiting)
+            self._waiting.append(stream)
 
     def _release_waiting(self) -> None:
         if not self._due:
@@ -155,24 +155,25 @@ class JobStream:
 
     # Called by the judge:
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         rows = self._rows
-        if len(rows) >= self._limit:
+        if rows and len(rows) >= self._limit:
             if self.paused_since_s is None:
-                self.paused_since_s = self._loop.time()
+                self.paused_since_s = now_s
             return False
         fin = row.fin
         if fin is not None and fin.fault is not None:
             row = msgspec.structs.replace(row, fin=None)  # the fault is raised by rows(), after the tokens before it
-        rows.append(row)
+        first = not rows
+        if first:
+            self._rows = [row]
+        else:
+            rows.append(row)
         if self._sink is not None:
-            if len(rows) == 1 or fin is not None:
-                self._dispatcher.add(self, last=fin is not None)
-            return True
-        if len(rows) == 1:  # else the reader is awake, and takes this row as well
-            waiter = self._waiter
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+            if first or fin is not None:
+                self._dispatcher.add(self, now_s, last=fin is not None)
+        elif first and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
         return True
 
     def end(self, fault: JobFault | None) -> None:
@@ -181,7 +182,7 @@ class JobStream:
         self._fault = fault
         self._owner.on_ended(self.id, fault)
         if self._sink is not None and self._rows:
-            self._dispatcher.add(self, last=True)  # the rows are delivered before the end is
+            self._dispatcher.add(self, self._loop.time(), last=True)  # the rows are delivered before the end is
             return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -235,11 +236,14 @@ class JobStream:
             waiter.set_result(None)
 
     def deliver(self) -> None:
-        sink, waiter = self._sink, self._waiter
-        if sink is None or waiter is None or waiter.done() or not self._rows:
+        sink, waiter, rows = self._sink, self._waiter, self._rows
+        if sink is None or waiter is None or waiter.done() or not rows:
             return  # the reader has gone, or reads with `rows`
+        self._rows = []
+        if self.paused_since_s is not None:
+            self._go_on()
         try:
-            more = sink(self._take())
+            more = sink(rows)
         except Exception as error:  # raised to the reader, who brought the sink
             if not waiter.done():
                 waiter.set_exception(error)
@@ -250,9 +254,12 @@ class JobStream:
     def _take(self) -> list[Row]:
         rows, self._rows = self._rows, []
         if self.paused_since_s is not None:
-            self.paused_since_s = None
-            self._owner.on_drained(self.id)
+            self._go_on()
         return rows
+
+    def _go_on(self) -> None:
+        self.paused_since_s = None
+        self._owner.on_drained(self.id)
 
     @property
     def finished(self) -> bool:

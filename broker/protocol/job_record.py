@@ -14,7 +14,7 @@ from headrace.broker.protocol.resume import GENERATION, CrashRecorder, Resume
 class RowReader(Protocol):
     """Takes the rows of one request."""
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         """Take a row. False: the reader is full, and the row will be asked for again."""
 
     def end(self, fault: JobFault | None) -> None:
@@ -24,7 +24,7 @@ class RowReader(Protocol):
 class _NoReader:
     """Stands for the reader of a request that has ended."""
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         return True
 
     def end(self, fault: JobFault | None) -> None:

@@ -99,14 +99,14 @@ class Judge:
             if row.fin is None and 0 <= choice < record.choices and record.finished[choice] is None:
                 emitted = record.emitted[choice]
                 if row.offset == len(emitted):  # the next tokens of an answer, as nearly all rows are
-                    if record.reader.take(row):
+                    if record.reader.take(row, now_s):
                         emitted += row.ids
                     else:
                         record.paused = True
                     continue
-            self._on_row(record, row, worker)
+            self._on_row(record, row, worker, now_s)
 
-    def _on_row(self, record: JobRecord, row: Row, worker: str) -> None:
+    def _on_row(self, record: JobRecord, row: Row, worker: str, now_s: float) -> None:
         choice = row.choice
         if not 0 <= choice < record.choices:
             self._stray(worker, row, known=True)
@@ -123,7 +123,7 @@ class Judge:
             if -ahead >= len(row.ids) and row.fin is None:
                 return
             row = _trim(row, -ahead)
-        if not record.reader.take(row):
+        if not record.reader.take(row, now_s):
             record.paused = True
             return
         emitted.extend(row.ids)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -24,7 +25,7 @@ from headrace.frontend.generation.sse import KEEPALIVE, StreamWriter, WholeWrite
 from headrace.frontend.http.exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
 from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.metrics import Level, Metrics, Series
-from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
+from headrace.frontend.ports import JobAnswer, JobPort
 from headrace.frontend.request_audit import Content, RequestSummary
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.spans import operation
@@ -126,9 +127,7 @@ class GenerationEndpoint:
                 if plan.detached is not None:
                     await plan.detached(exchange, watch)
                 else:
-                    await self._answer(
-                        plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, summary, content)
-                    )
+                    await self._answer(plan, exchange, watch, _Delivery(plan, exchange, self._metrics, began, summary, content))
         except SlowReader:
             self._cut(exchange, plan)
         except ClientGone as gone:
@@ -156,38 +155,38 @@ class GenerationEndpoint:
         hold.reserve(prompt, output)
         exchange.rate_lines = hold.header_lines(anthropic=exchange.scope["path"].startswith("/v1/messages"))
 
-    async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace) -> None:
-        model = plan.jobs[0].card.model
+    async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, delivery: _Delivery) -> None:
+        job, counter, summary = plan.jobs[0], plan.counter, delivery.summary
         try:
             if len(plan.jobs) == 1:
-                answer = await self._port.submit(plan.jobs[0])
-                pace.summary.submitted((answer,))
+                answer = await self._port.submit(job)
+                summary.submitted((answer,))
                 try:
-                    await self._deliver(plan, answer, exchange, watch, pace)
+                    await self._deliver(plan, answer, exchange, watch, delivery)
                 finally:
                     answer.cancel()
             else:
                 answers = await submit_all(self._port, plan.jobs)
-                pace.summary.submitted(answers)
+                summary.submitted(answers)
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
-                    await self._deliver(plan, merged, exchange, watch, pace)
-            self._judge(plan, pace, operation(exchange.scope["path"]))
+                    await self._deliver(plan, merged, exchange, watch, delivery)
+            self._judge(plan, delivery, operation(exchange.scope["path"]))
         finally:
-            counter = plan.counter
             hold: Hold | None = exchange.scope.get("headrace.hold")
-            prompt = counter.prompt
             if hold is not None:
-                hold.settle(prompt + counter.completion)
+                hold.settle(counter.prompt + counter.completion)
             if counter.completion or counter.ended:
-                self._metrics.count_tokens(model, prompt=prompt, cached=counter.cached, output=counter.completion)
+                self._metrics.count_tokens(
+                    job.card.model, prompt=counter.prompt, cached=counter.cached, output=counter.completion
+                )
 
-    def _judge(self, plan: Plan, pace: _Pace, kind: str) -> None:
+    def _judge(self, plan: Plan, delivery: _Delivery, kind: str) -> None:
         """Count an answer that was given, and by how it compares with the targets. Vectors have no tokens to be late."""
-        job, first_token_s, per_token_s = plan.jobs[0], pace.summary.first_token_s, None
+        job, first_token_s, per_token_s = plan.jobs[0], delivery.summary.first_token_s, None
         if first_token_s is not None and job.pooling is None:
-            later = plan.counter.completion / max(1, sum(job.choices for job in plan.jobs)) - 1
-            per_token_s = pace.rest_s / later if later > 0 else None
-            level = pace.summary.level = service_level(
+            later = plan.counter.completion / (job.choices * len(plan.jobs)) - 1  # per choice, of which all jobs have as many
+            per_token_s = (delivery.last - delivery.began - first_token_s) / later if later > 0 else None
+            level = delivery.summary.level = service_level(
                 first_token_s=first_token_s,
                 per_token_s=per_token_s,
                 target_first_s=self._settings.target_first_token_s,
@@ -196,47 +195,39 @@ class GenerationEndpoint:
             self._metrics.count_level(job.card.model, level)
         else:
             first_token_s = None
-        took_s = time.perf_counter() - pace.began
+        took_s = time.perf_counter() - delivery.began
         self._metrics.gen_ai.answered(kind, job.card.model, took_s=took_s, first_token_s=first_token_s, per_token_s=per_token_s)
 
     async def _deliver(
-        self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
+        self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, delivery: _Delivery
     ) -> None:
         if plan.jobs[0].explain:
             answer = Explained(answer, self._port, plan.jobs[0].id, exchange)
-        if isinstance(plan.writer, StreamWriter):
-            await self._stream(plan.writer, answer, exchange, watch, pace)
-        else:
-            await self._collect(plan.writer, answer, exchange, watch, pace)
-
-    async def _stream(
-        self, writer: StreamWriter, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
-    ) -> None:
-        flow = _Flow(writer, exchange, pace)
-        events = flow.events(await answer.rows())
-        if writer.open or writer.unsettled:  # else the whole answer is here, and its head leaves with it
-            await exchange.start_stream(events if writer.open else b"")
-        keepalive_s = self._settings.sse_keepalive_s if writer.comments else 0.0
-        # isinstance on a protocol would take as long as writing several events
-        direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "deliver_to") else None
+        writer = plan.writer
+        keepalive_s = self._settings.sse_keepalive_s if isinstance(writer, StreamWriter) and writer.comments else 0.0
+        deliver_to = None if keepalive_s else getattr(answer, "deliver_to", None)  # a `JobStream` wakes no task for rows
         while writer.open:
-            if direct is not None:
-                await direct.deliver_to(flow)
-                events = flow.unsent()
-                if not writer.open:
-                    break
-                if events:
-                    await exchange.send_events(events)
-            events = flow.events(await (self._patient(answer, exchange, keepalive_s) if keepalive_s else answer.rows()))
-            if events and writer.open:
-                await exchange.send_events(events)
+            if deliver_to is not None:
+                await deliver_to(delivery)
+            if writer.open and not delivery.unsent:
+                rows = await (self._patient(answer, exchange, keepalive_s) if keepalive_s else answer.rows())
+                if not rows:
+                    raise Incomplete
+                delivery(rows)
+            if writer.open and delivery.unsent:
+                await exchange.send_events(delivery.taken())
+        if isinstance(writer, WholeWriter):
+            if writer.unsettled:
+                await writer.settle()
+            watch.stop()
+            await exchange.send_whole(writer.body(), [(b"content-type", writer.content_type)])
+            return
         if writer.unsettled:
-            if events:
-                await exchange.send_events(events)
-                events = b""
+            if delivery.unsent:
+                await exchange.send_events(delivery.taken())
             await writer.settle()
         watch.stop()
-        await exchange.end_stream(events + writer.closing())
+        await exchange.end_stream(delivery.unsent + writer.closing())  # with its head, if the whole answer came at once
 
     async def _patient(self, answer: JobAnswer, exchange: HttpExchange, keepalive_s: float) -> list[Row]:
         """Return the next rows. Send a comment whenever they take long enough for a proxy to give up."""
@@ -246,20 +237,6 @@ class GenerationEndpoint:
                     return await answer.rows()
             except TimeoutError:
                 await exchange.send_events(KEEPALIVE)
-
-    async def _collect(
-        self, writer: WholeWriter, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
-    ) -> None:
-        while writer.open:
-            rows = await answer.rows()
-            if not rows:
-                raise Incomplete
-            pace.rows(rows)
-            writer.take(rows)
-        if writer.unsettled:
-            await writer.settle()
-        watch.stop()
-        await exchange.send_whole(writer.body(), [(b"content-type", writer.content_type)])
 
     def _cut(self, exchange: HttpExchange, plan: Plan | None) -> None:
         """Close the connection of a slow reader, whose job has been cancelled by now.
@@ -292,69 +269,56 @@ class GenerationEndpoint:
             self._cut(exchange, plan)
 
 
-class _Flow:
-    """Turns rows into events, and writes them to the socket as long as that is possible without waiting."""
+class _Delivery:
+    """Gives the rows of an answer to its writer, and the events of a stream to the socket while that takes them at once.
 
-    __slots__ = ("_exchange", "_pace", "_unsent", "_writer")
+    It measures the time to the first rows and between rows. `last`: when the last ones came.
+    """
 
-    def __init__(self, writer: StreamWriter, exchange: HttpExchange, pace: _Pace) -> None:
-        self._writer = writer
-        self._exchange = exchange
-        self._pace = pace
-        self._unsent = b""
-
-    def events(self, rows: list[Row]) -> bytes:
-        """Return the events of these rows. Raises Incomplete if there are none."""
-        if not rows:
-            raise Incomplete
-        self._pace.rows(rows)
-        return self._writer.events(rows)
-
-    def __call__(self, rows: list[Row]) -> bool:
-        """Send rows. Returns False if the answer has ended or the client does not read; `unsent` then has their events."""
-        self._pace.rows(rows)
-        events = self._writer.events(rows)
-        if self._writer.open and (not events or self._exchange.push(events)):
-            return True
-        self._unsent = events
-        return False
-
-    def unsent(self) -> bytes:
-        """Return the last events if they were not sent, and forget them."""
-        events, self._unsent = self._unsent, b""
-        return events
-
-
-class _Pace:
-    """Measures the time to the first token and between tokens, as they are sent to the client."""
-
-    __slots__ = ("_content", "_first", "_gap", "_last", "began", "summary")
+    __slots__ = ("_content", "_exchange", "_first", "_gap", "_push", "_write", "_writer", "began", "last", "summary", "unsent")
 
     def __init__(
-        self, metrics: Metrics, model: str, began: float, summary: RequestSummary, content: Content | None = None
+        self,
+        plan: Plan,
+        exchange: HttpExchange,
+        metrics: Metrics,
+        began: float,
+        summary: RequestSummary,
+        content: Content | None = None,
     ) -> None:
+        writer, model = plan.writer, plan.jobs[0].card.model
+        self._writer = writer
+        self._write: Callable[[list[Row]], bytes | None] = writer.events if isinstance(writer, StreamWriter) else writer.take
+        self._exchange = exchange
+        self._push = exchange.push
         self._content = content
-        self.summary = summary
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
-        self._last = self.began = began
+        self.summary = summary
+        self.last = self.began = began
+        self.unsent = b""  # events that the socket did not take
 
-    @property
-    def rest_s(self) -> float:
-        return self._last - self.began - (self.summary.first_token_s or 0.0)
-
-    def rows(self, rows: list[Row]) -> None:
-        """Observe the time since the rows before these."""
-        now = time.perf_counter()
-        count = len(rows)
+    def __call__(self, rows: list[Row]) -> bool:
+        """Take rows. Returns False if the answer has ended or the client does not read; `unsent` then has their events."""
+        now, count = time.perf_counter(), len(rows)
+        waited, self.last = now - self.last, now
+        gap = waited / count
         if self._content is not None:
             self._content.answered(rows)
-        gap = (now - self._last) / count
         if self._first is not None:
-            self.summary.first_token_s = now - self._last
-            self._first.observe(now - self._last)
+            self.summary.first_token_s = waited
+            self._first.observe(waited)
             self._first = None
             count -= 1
         if count:
             self._gap.observe(gap, count)
-        self._last = now
+        events = self._write(rows)
+        if self._writer.open and (not events or self._push(events) or self._exchange.begin(events)):
+            return True
+        self.unsent = events or b""
+        return False
+
+    def taken(self) -> bytes:
+        """Return the events that were not sent, and forget them."""
+        events, self.unsent = self.unsent, b""
+        return events

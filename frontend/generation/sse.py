@@ -74,13 +74,16 @@ class WholeWriter(ABC):
 class UsageCounter:
     """The tokens of a request over all its prompts and choices."""
 
-    __slots__ = ("_cached", "_prompts", "_share", "completion", "reasoning")
+    __slots__ = ("_cached", "_prompts", "_share", "cached", "completion", "ended", "prompt", "reasoning")
 
     def __init__(self, prompt_tokens: list[int], choices: int, *, reasoning: bool = False) -> None:
         """`prompt_tokens` has the tokens per prompt, `choices` the choices per prompt. `reasoning`: count reasoning tokens."""
         self._prompts = prompt_tokens
         self._share = choices
+        self.prompt = sum(prompt_tokens)
+        self.cached = 0  # tokens of the prompts that were found in a cache
         self.completion = 0
+        self.ended = False  # True once a choice has ended
         self.reasoning: int | None = 0 if reasoning else None
         self._cached: list[int | None] = [None] * len(prompt_tokens)
 
@@ -94,32 +97,23 @@ class UsageCounter:
         The choices of a prompt find each other's blocks in the cache, so only the minimum was cached before the request.
         """
         prompt = choice // self._share
-        self._prompts[prompt] = max(self._prompts[prompt], fin.prompt_tokens)  # media may have more
+        if fin.prompt_tokens > self._prompts[prompt]:  # media may have more
+            self.prompt += fin.prompt_tokens - self._prompts[prompt]
+            self._prompts[prompt] = fin.prompt_tokens
         known = self._cached[prompt]
-        self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
+        if known is None or fin.cached_tokens < known:
+            self.cached += fin.cached_tokens - (known or 0)
+            self._cached[prompt] = fin.cached_tokens
+        self.ended = True
         if self.reasoning is not None:
             self.reasoning += fin.reasoning_tokens
 
-    @property
-    def ended(self) -> bool:
-        return any(c is not None for c in self._cached)
-
-    @property
-    def prompt(self) -> int:
-        return sum(self._prompts)
-
-    @property
-    def cached(self) -> int:
-        """Return the prompt tokens that were found in a cache."""
-        return sum(c for c in self._cached if c)
-
     def usage(self) -> Usage:
         """Return the counts in OpenAI's form."""
-        prompt = self.prompt
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=self.prompt,
             completion_tokens=self.completion,
-            total_tokens=prompt + self.completion,
+            total_tokens=self.prompt + self.completion,
             prompt_tokens_details=CachedTokens(self.cached),
             completion_tokens_details=CompletionTokens(self.reasoning) if self.reasoning is not None else UNSET,
         )
@@ -339,7 +333,7 @@ class EventWriter(StreamWriter):
                 if not any(first):
                     first = self._first = None
             texts: list[str] = row.texts  # type: ignore[assignment]  # answers of this writer are not parsed
-            text = texts[0] if len(texts) == 1 else "".join(texts)
+            text = "".join(texts)
             counter.completion += len(row.ids)
             fin = row.fin
             if fin is not None and fin.tail:

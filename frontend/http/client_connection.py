@@ -406,7 +406,7 @@ class ClientConnection(HttpToolsProtocol):
     # -- the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= max(1, self.board.settings.max_pipelined):
+        if self.pipeline and len(self.pipeline) >= self.board.settings.max_pipelined:
             self._stop(TooManyConnections(f"more than {self.board.settings.max_pipelined} requests wait on this connection"))
         super().on_message_begin()
         self.scope["headrace.connection"] = self  # type: ignore[typeddict-unknown-key]
@@ -418,17 +418,16 @@ class ClientConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer is not checked, so it must not look like a header
-        headers = self.headers
-        if len(headers) >= MAX_HEADERS:
-            self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
-        headers.append((name, value))
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if len(self.url) > MAX_URL:
             self._stop(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
+        if len(self.headers) > MAX_HEADERS:
+            self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))
         most = self.board.settings.max_header_bytes
         if self._head + self._read > most and sum(len(name) + len(value) for name, value in self.headers) > most:
             self._stop(HeadersTooLarge(f"the headers have more than {most} bytes"))

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
 from headrace.frontend.auth.caller import tenants_salt
@@ -120,6 +120,7 @@ class HttpExchange:
         "body_size",
         "headers",
         "more_headers",
+        "push",
         "rate_lines",
         "scope",
         "slow_client_s",
@@ -131,7 +132,9 @@ class HttpExchange:
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._wire: Wire | None = scope.get("headrace.connection")
+        wire: Wire | None = scope.get("headrace.connection")
+        self._wire = wire
+        self.push = wire.push if wire is not None else _waits  # the connection's own, which is called for every event
         self.slow_client_s = SLOW_CLIENT_S
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started = False
@@ -141,8 +144,7 @@ class HttpExchange:
         self.stream_headers = _SSE
 
     def header(self, name: bytes) -> str | None:
-        value = self.headers.get(name)
-        return value.decode("latin-1") if value is not None else None
+        return self.headers[name].decode("latin-1") if name in self.headers else None
 
     def job_id(self) -> str:
         """Return an id for a job: for the first one that of the request, so that all logs show one id, then new ones."""
@@ -176,30 +178,31 @@ class HttpExchange:
         Raises BodyTooLarge as soon as the limit is passed, BodiesFull, BodyTimeout, ClientGone, and MalformedBody for values
         that are too deep or too many.
         """
-        limit = settings.max_body_bytes
-        declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > limit:
-            raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
         wire = self._wire
-        arrived = wire.arrived_body(limit) if wire is not None else None
-        if arrived is not None:  # the usual case
-            body = arrived
-        elif wire is not None and wire.whole:
-            body = await self._read(limit)
-        else:
-            share = wire.body_share() if wire is not None else None
-            try:
-                async with asyncio.timeout(settings.body_timeout_s):
-                    body = await self._read(limit, share)
-            except TimeoutError:
-                raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
-            finally:
-                if share is not None:
-                    share.close()
+        body = wire.arrived_body(settings.max_body_bytes) if wire is not None else None
+        if body is None:  # seldom
+            body = await self._arriving_body(settings)
         self.body_size = self.asked_bytes = len(body)
         if json:
             await check_shape(body, settings)
         return body
+
+    async def _arriving_body(self, settings: FrontendSettings) -> bytes:
+        limit, wire = settings.max_body_bytes, self._wire
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
+        if wire is not None and wire.whole:
+            return await self._read(limit)
+        share = wire.body_share() if wire is not None else None
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                return await self._read(limit, share)
+        except TimeoutError:
+            raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+        finally:
+            if share is not None:
+                share.close()
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Return `work()`, run in a thread if the request is long, so that the event loop stays free."""
@@ -249,10 +252,7 @@ class HttpExchange:
 
     async def start_stream(self, events: bytes = b"") -> None:
         """Send the head of a stream together with its first `events`. Raises SlowReader."""
-        scope = self.scope
-        if self._wire is not None and events and self.stream_headers is _SSE and self._wire.begin(self._sse_head(), events):
-            self.started = True
-            scope["headrace.status"] = 200
+        if events and self.begin(events):
             return
         await self._start(200, self.stream_headers)
         if events:
@@ -281,13 +281,25 @@ class HttpExchange:
         marked = [*headers, *headers_of(self.rate_lines), *self.more_headers, (REQUEST_ID, shown_id(scope).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
-    def push(self, events: bytes) -> bool:
-        """Send events if that is possible without waiting. Returns False if nothing was sent."""
-        return self._wire is not None and self._wire.push(events)
+    def begin(self, events: bytes) -> bool:
+        """Send the head of a stream and its first events, without waiting. Returns False if nothing was sent."""
+        wire = self._wire
+        if self.started or wire is None or self.stream_headers is not _SSE or not wire.begin(self._sse_head(), events):
+            return False
+        self.started = True
+        self.scope["headrace.status"] = 200
+        return True
 
     async def send_events(self, events: bytes, *, more: bool = True) -> None:
-        """Send events and wait until the socket takes more: a slow reader delays only its own stream. Raises SlowReader."""
-        if more and self._wire is not None and self._wire.push(events):
+        """Send events, behind the head of the stream if that is due, and wait until the socket takes more.
+
+        A slow reader delays only its own stream. Raises SlowReader.
+        """
+        if not self.started:
+            await self.start_stream(events if more else b"")
+            if more:
+                return
+        elif more and self.push(events):
             return
         await self._write({"type": "http.response.body", "body": events, "more_body": more})
 
@@ -310,6 +322,11 @@ class HttpExchange:
     def watch(self) -> DisconnectWatch:
         """Return a guard that cancels the work for this exchange if the client leaves."""
         return DisconnectWatch(self._receive, self._wire)
+
+
+def _waits(_events: bytes) -> bool:
+    """Send nothing: a server without a `Wire` may have to wait."""
+    return False
 
 
 class DisconnectWatch:
@@ -417,19 +434,14 @@ Handler = Callable[[bytes, HttpExchange], Awaitable[bytes]]
 """Takes the body of a request and returns the JSON of the answer."""
 
 
-class UnaryEndpoint:
-    """An ASGI application for one route, with the same limits on bodies as all routes."""
+def unary_endpoint(handler: Handler, settings: FrontendSettings, *, form: ErrorForm = FrontendError.body) -> ASGIApp:
+    """Return the application of one route, with the same limits on bodies as all routes."""
 
-    def __init__(self, handler: Handler, settings: FrontendSettings, *, form: ErrorForm = FrontendError.body) -> None:
-        self._handler = handler
-        self._settings = settings
-        self._form = form
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)
         try:
-            body = await exchange.read_body(self._settings)
-            await exchange.send_json(await self._handler(body, exchange))
+            body = await exchange.read_body(settings)
+            await exchange.send_json(await handler(body, exchange))
         except ClientGone as gone:
             scope["headrace.outcome"] = "client_gone"
             forget_frames(gone)
@@ -440,8 +452,10 @@ class UnaryEndpoint:
                 log.error("request.crashed", **log_ids(scope), exc_info=error)
             if exchange.started:
                 raise
-            await exchange.send_error(seen, form=self._form)
+            await exchange.send_error(seen, form=form)
             forget_frames(error)
+
+    return answer
 
 
 DEFAULT_LIMIT = 20

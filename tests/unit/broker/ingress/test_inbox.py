@@ -83,7 +83,7 @@ SENDER = WorkerSubject("p", "w")
 
 
 class Reader:
-    def take(self, _row: Row) -> bool:
+    def take(self, _row: Row, _now_s: float) -> bool:
         return True
 
     def on_end(self, *_: object) -> None: ...

@@ -54,7 +54,7 @@ class Reader:
     def take(self, *, last: bool = False) -> None:
         self.waiting += 1
         if self.waiting == 1 or last:
-            self.dispatcher.add(self, last=last)
+            self.dispatcher.add(self, self.dispatcher.loop.time(), last=last)
 
     def deliver(self) -> None:
         if self.waiting:
@@ -134,7 +134,7 @@ def test_every_row_comes_once_and_in_order_whoever_takes_it(data: Any) -> None:
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
             for number, pause in enumerate(pauses):
-                assert reading.take(row(number, END if number == total - 1 else None))
+                assert reading.take(row(number, END if number == total - 1 else None), asyncio.get_running_loop().time())
                 if pause:
                     await asyncio.sleep(0)
             reading.end(None)
@@ -147,7 +147,7 @@ async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows()
     reading, got = stream(gather_s=10.0), []
     passing = asyncio.create_task(reading.deliver_to(lambda rows: got.extend(numbers(rows)) or True))
     await asyncio.sleep(0)
-    reading.take(row(0))
+    reading.take(row(0), asyncio.get_running_loop().time())
     reading.end(JobFault("cancelled", "gone"))
     async with asyncio.timeout(1):
         await passing
@@ -163,7 +163,7 @@ async def test_what_the_sink_raises_its_reader_gets() -> None:
     reading = stream()
     passing = asyncio.create_task(reading.deliver_to(sink))
     await asyncio.sleep(0)
-    reading.take(row(0))
+    reading.take(row(0), asyncio.get_running_loop().time())
     with pytest.raises(RuntimeError, match="cannot write"):
         await passing
 
@@ -173,11 +173,11 @@ async def test_a_reader_that_leaves_loses_no_row_and_its_sink_is_called_no_more(
     reading = stream()
     passing = asyncio.create_task(reading.deliver_to(lambda rows: called.append(rows) or True))
     await asyncio.sleep(0)
-    reading.take(row(0))
+    reading.take(row(0), asyncio.get_running_loop().time())
     passing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await passing
-    reading.take(row(1))
+    reading.take(row(1), asyncio.get_running_loop().time())
     await asyncio.sleep(0)
     assert called == []
     assert numbers(await reading.rows()) == [0, 1]
@@ -199,8 +199,8 @@ async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, br
     leaving = asyncio.create_task(first.deliver_to(sends_away))
     staying = asyncio.create_task(second.deliver_to(lambda rows: got.extend(numbers(rows)) or False))
     await asyncio.sleep(0)
-    first.take(row(0))
-    second.take(row(1))
+    first.take(row(0), asyncio.get_running_loop().time())
+    second.take(row(1), asyncio.get_running_loop().time())
     async with asyncio.timeout(1):
         await staying
         with pytest.raises(asyncio.CancelledError):
@@ -214,7 +214,7 @@ async def test_a_stream_that_was_full_says_so_when_its_sink_has_taken_the_rows()
     reading = JobStream("r", limit=2, owner=events, dispatcher=dispatcher)
     task = asyncio.create_task(reading.deliver_to(lambda rows: True))
     await asyncio.sleep(0)
-    assert [reading.take(row(n)) for n in range(3)] == [True, True, False]
+    assert [reading.take(row(n), asyncio.get_running_loop().time()) for n in range(3)] == [True, True, False]
     await asyncio.sleep(0)
     assert events.drained == ["r"]
     task.cancel()

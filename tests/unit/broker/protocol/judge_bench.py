@@ -36,7 +36,7 @@ class Sink:
         self.ended: list[JobFault | None] = []
         self.room = True
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         if self.room:
             self.rows.append(row)
         return self.room

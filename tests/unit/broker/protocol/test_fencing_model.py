@@ -38,7 +38,7 @@ class Reader:
         self.ends: list[JobFault | None] = []
         self.room = True
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         assert not self.ends, "a row after the end"
         if self.room:
             self.rows.append(row)

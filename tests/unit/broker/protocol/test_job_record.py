@@ -15,7 +15,7 @@ class Reader:
 
     timeline: RequestTimeline
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: Row, now_s: float) -> bool:
         return True
 
     def end(self, fault: JobFault | None) -> None:

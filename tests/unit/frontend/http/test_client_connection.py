@@ -194,6 +194,7 @@ async def test_what_the_connection_does_not_take_goes_the_usual_way_and_so_does_
 
     wire = Pushed(takes=takes)
     exchange = HttpExchange({"headers": [], "headrace.connection": wire}, receive, send)
+    exchange.started = True
     await exchange.send_events(b"one")
     await exchange.send_events(b"two", more=False)
     assert wire.pushed == [b"one"]

@@ -94,7 +94,7 @@ async def test_it_takes_all_rows_in_order_and_is_done() -> None:
     play = Play()
     await play.submitted()
     for offset in range(3):
-        assert play.stream.take(row(offset, last=offset == 2))
+        assert play.stream.take(row(offset, last=offset == 2), 0.0)
         await asyncio.sleep(0)
     play.stream.end(None)
     assert await play.over() == ["done"]
@@ -104,8 +104,8 @@ async def test_it_takes_all_rows_in_order_and_is_done() -> None:
 
 async def test_rows_that_came_before_it_looked_are_taken() -> None:
     play = Play()
-    play.stream.take(row(0))
-    play.stream.take(row(1, last=True))
+    play.stream.take(row(0), 0.0)
+    play.stream.take(row(1, last=True), 0.0)
     play.stream.end(None)
     assert await play.over() == ["done"]
     assert play.rendered.offsets == [0, 1]
@@ -115,7 +115,7 @@ async def test_rows_that_came_before_it_looked_are_taken() -> None:
 async def test_it_is_halted_while_it_waits_for_rows(how: Any) -> None:
     play = Play()
     await play.submitted()
-    play.stream.take(row(0))
+    play.stream.take(row(0), 0.0)
     play.held.halt(how)
     assert await play.over() == [how]
 
@@ -123,7 +123,7 @@ async def test_it_is_halted_while_it_waits_for_rows(how: Any) -> None:
 async def test_a_fault_ends_it_after_the_rows_before() -> None:
     play = Play()
     await play.submitted()
-    play.stream.take(row(0))
+    play.stream.take(row(0), 0.0)
     play.stream.end(JobFault("engine_error", "broken"))
     assert await play.over() == ["failed"]
     assert play.rendered.offsets == [0]
@@ -140,7 +140,7 @@ async def test_a_crash_is_written_while_it_waits_for_rows() -> None:
             await asyncio.sleep(0)
     [stored] = play.streams.of(SUBJECT)
     assert decode(StreamEntry, stored.data).history == [HistoryEntry(1, "w", 0)]
-    play.stream.take(row(0, last=True))
+    play.stream.take(row(0, last=True), 0.0)
     play.stream.end(None)
     assert await play.over() == ["done"]
     assert play.rendered.offsets == [0]
