@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 import msgspec
 
-from headrace.tools.bench.compare import ComparisonReport, Turn, Work, ratios, render, take_turn
+from headrace.tools.bench.compare import ComparisonReport, Turn, Work, ratios, render, take_turn, until
 from headrace.tools.bench.stand import MODEL, Server, serve
 
 ONE = Turn(100.0, 1600.0, 500.0, 0.0, 2.0, 9.0, 50, 0, 16.0, 0.1, 80.0)
@@ -31,6 +32,12 @@ def test_a_turn_without_an_answer_is_in_no_ratio() -> None:
     assert "3 failed: refused" in told
     assert "third is missing: no wheel" in told
     assert "load of the machine at each round 1.0, 2.0" in told
+
+
+def test_a_turn_ends_with_its_time_or_its_requests() -> None:
+    asked = [b"a", b"b"]
+    assert list(until(asked, time.perf_counter() + 60)) == asked
+    assert list(until(asked, time.perf_counter())) == []
 
 
 async def test_cpu_of_a_server_and_of_its_back_end_are_apart() -> None:

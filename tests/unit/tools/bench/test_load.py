@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from headrace.base.errors import CommandError
-from headrace.tools.bench.load import Target, bodies, run_at, run_closed, target, trace_body
-from headrace.tools.replay_bench.trace import TraceRequest
+from headrace.tools.bench.load import Target, bodies, poisson, run_at, run_closed, steady, target, trace_body, trace_times
+from headrace.tools.replay_bench.trace import Trace, TraceRequest
 from tests.unit.tools.bench.fake_server import REFUSED, serving, streamed
 
 
@@ -71,3 +71,12 @@ def test_equal_blocks_of_a_trace_are_equal_words() -> None:
     assert prompts[0][:512] == prompts[1][:512]
     assert prompts[0][512:] != prompts[1][512:]
     assert '"max_tokens": 5' in one
+
+
+def test_times_of_an_open_loop() -> None:
+    assert steady(4.0, 3) == [0.0, 0.25, 0.5]
+    drawn = poisson(10.0, 4000, seed=3)
+    assert drawn == sorted(drawn)
+    assert 380 < drawn[-1] < 420  # 4,000 at 10 a second
+    requests = tuple(TraceRequest(at_s=at_s, tokens=1, output=1, chain=()) for at_s in (5.0, 6.0, 9.0))
+    assert trace_times(Trace("t", requests), 2.0) == [0.0, 0.5, 2.0]

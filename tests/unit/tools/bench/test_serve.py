@@ -64,6 +64,12 @@ def found_here() -> dict[str, int]:
     return {name: pid for name, pid in processes_of(Path(), os.getpid()).items() if name != "nats-server"}
 
 
+def test_one_frontend_has_the_plain_name() -> None:
+    with running("frontend --port 1", "router", "worker") as (frontend, router, worker):
+        found = found_here()
+    assert found == {"frontend": frontend, "router-1": router, "worker-1": worker}
+
+
 def test_each_of_several_frontends_is_measured() -> None:
     with running("frontend --port 1", "frontend --port 1") as frontends:
         found = found_here()
@@ -92,6 +98,11 @@ def test_cpu_is_that_of_the_run_per_second_and_per_request() -> None:
     assert (router.cores, router.us_per_request, router.rss_mib) == (0.5, 250_000.0, 3.0)
     assert set(report.processes) == {CLIENT, "router-1"}
     assert "may be what was measured" not in render(report)
+
+
+def test_a_client_that_is_busy_itself_is_told() -> None:
+    report = make_report(Outcome(seconds=1.0, ok=1), {CLIENT: Usage(0.0, 0)}, {CLIENT: Usage(0.9, 0)}, {})
+    assert "may be what was measured" in render(report)
 
 
 async def run(*arguments: str, answer: bytes) -> int:

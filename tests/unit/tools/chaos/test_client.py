@@ -64,6 +64,13 @@ async def test_a_slow_link_carries_late_in_order(echo: int) -> None:
         await close(writer)
 
 
+async def test_nobody_behind_it_ends_the_connection() -> None:
+    async with NetworkProxy("127.0.0.1", 1) as link:
+        reader, writer = await connect(link)
+        assert await reader.read() == b""
+        await close(writer)
+
+
 SSE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11\r\ndata: one\n\ndata: \r\n5\r\ntwo\n\n\r\n"
 
 

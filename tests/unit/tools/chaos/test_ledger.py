@@ -19,6 +19,8 @@ from headrace.tools.chaos.ledger import (
     LedgerEntry,
     Outcome,
     divergence,
+    faulted,
+    percentile,
 )
 from headrace.tools.chaos.questions import TOOL, ApiQuestion, Question, draw_questions
 from headrace.tools.chaos.run import ChaosReport, render
@@ -219,6 +221,12 @@ def test_a_pause_belongs_to_the_fault_it_began_under_and_to_those_who_were_held(
     assert ledger.pauses() == {"worker kill": [3.0], "nats restart": [7.0, 7.0]}
 
 
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (1.0, 4.0)])
+def test_percentiles_are_values_that_were_measured(share: float, value: float) -> None:
+    assert percentile([3.0, 1.0, 4.0, 2.0], share) == value
+    assert percentile([], share) == 0.0
+
+
 # -- what is asked ------------------------------------------------------------------------------------------------------------
 
 
@@ -395,3 +403,8 @@ def test_log_probabilities_must_spell_the_text() -> None:
 
     assert AnswerChecker(question).check_whole(answer(TEXT[:4], TEXT[4:], "<end>")).outcome is Outcome.ANSWERED
     assert AnswerChecker(question).check_whole(answer(TEXT[:4])).outcome is Outcome.WRONG
+
+
+def test_three_crashes_are_told_from_a_frontend_that_leaves() -> None:
+    assert faulted({"message": "the request was running on 3 workers when each of them crashed"}).outcome is Outcome.POISONED
+    assert faulted({"type": "overloaded_error", "message": "shutting down"}).outcome is Outcome.CUT

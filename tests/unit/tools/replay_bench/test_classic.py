@@ -58,6 +58,20 @@ def test_blocks_in_use_by_two_requests_count_once():
     assert set(load.blocks) == {1, 2, 4}
 
 
+def test_what_another_router_places_counts_and_its_own_echo_does_not():
+    scheduler, view = classic()
+    place(scheduler, request("a", [1, 2]))
+    loads = [load.prefill_tokens for load in scheduler._workers.values()]
+    scheduler.on_event(event("placed", "a", "w0", uncached=1024, blocks=2, by="me", hashes=pack_u64([1, 2])), 0.0)
+    assert [load.prefill_tokens for load in scheduler._workers.values()] == loads
+    scheduler.on_event(event("placed", "b", "w0", uncached=512, blocks=5, by="other", hashes=pack_u64([7])), 0.0)
+    assert scheduler._workers["w0"].prefill_tokens - loads[0] == 512
+    assert scheduler._workers["w0"].others == 4
+    assert view.verify("w0", [7]).device == 1
+    scheduler.on_event(event("placed", "c", "gone", uncached=512, blocks=5, by="other"), 0.0)  # a worker that nobody has here
+    scheduler.on_event(event("settled", "c", "gone"), 0.0)
+
+
 def test_a_burst_of_siblings_goes_to_one_worker():
     """Blocks that were placed count before any event says so: without that, siblings would be spread."""
     scheduler, _ = classic(4)

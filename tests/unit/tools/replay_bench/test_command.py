@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import structlog
 
 from headrace.cli import main
 from headrace.router.index.view import IMPLEMENTATION_VARIABLE
+from headrace.router.placement import policies
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +32,11 @@ def _logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _index_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a C compiler there is no compiled one, and each index would say so on standard error."""
+    """Without a C compiler there is no compiled one, and each index and policy would say so on standard error."""
     if find_spec("headrace.router.index._table") is None:
         monkeypatch.setenv(IMPLEMENTATION_VARIABLE, "pure")
+    if not policies.kernel.COMPILED:
+        monkeypatch.setattr(policies, "_log", mock.Mock())
 
 
 def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -67,6 +72,11 @@ def test_the_same_seed_gives_the_same_figures(capsys: pytest.CaptureFixture[str]
     assert figures("1") != figures("2")
 
 
+def test_one_after_the_other_with_several_routers(capsys: pytest.CaptureFixture[str]) -> None:
+    report = replayed(capsys, "--requests", "60", "--sequential", "--routers", "1,2", "--policy", "kv")
+    assert [(s["routers"], len(s["sequential"])) for s in report["scenarios"]] == [(1, 1), (2, 1)]
+
+
 def test_made_up_traces_classes_and_tenants(capsys: pytest.CaptureFixture[str]) -> None:
     report = replayed(
         capsys, "--generate", "conversations", "--requests", "60", "--policy", "kv", "--rate", "4",
@@ -75,6 +85,14 @@ def test_made_up_traces_classes_and_tenants(capsys: pytest.CaptureFixture[str]) 
     (run,) = report["scenarios"][0]["runs"]
     assert {t["tenant"]: t["weight"] for t in run["tenants"]}["t0"] == 2.0
     assert set(run["summary"]["classes"]) == {"hi", "std"}
+
+
+def test_tables_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "replay", "--requests", "40", "--policy", "kv,round-robin+early"]) == 0
+    out, err = capsys.readouterr()
+    assert "POLICY" in out
+    assert "8 workers × 2000 blocks, 1 router" in out
+    assert err.splitlines()[1].startswith("round-robin+early at rate 1: TTFT p90 ")
 
 
 def test_dynamo_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,3 +159,16 @@ def test_wrong_values_of_options(option: str, value: str, capsys: pytest.Capture
         main(["bench", "replay", option, value])
     assert ended.value.code == 2
     assert option in capsys.readouterr().err
+
+
+def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 2
+    assert "replay" in capsys.readouterr().err
+
+
+def test_help_of_other_commands_does_not_load_it() -> None:
+    code = (
+        "import sys; from headrace.cli import build_parser; build_parser(); "
+        "sys.exit('headrace.tools.replay_bench.report' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -52,3 +52,8 @@ def test_what_was_shed_is_infinitely_late_and_no_load():
     assert (s.ttft_s.p50, s.ttft_s.p90, s.ttft_s.max, s.ttft_s.mean) == (1.0, None, None, None)
     assert s.goodput == 2 / 3
     assert (s.hit_rate, s.balance_requests) == (0.5, 1.0)
+
+
+def test_all_shed():
+    s = summarise([outcome(0, at_s=0.0, shed="x")], RunFacts("p", workers=2), ceiling=LIMIT)
+    assert (s.hit_rate, s.balance_requests, s.goodput, s.longest_wait, s.window_wait_s) == (0.0, 0.0, 0.0, None, None)

@@ -128,3 +128,24 @@ def test_a_driver_that_fails_is_named(script: str, told: str, tmp_path: Path, mo
         monkeypatch.setattr(subject, "ANSWER_S", 0.2)
     with scripted(tmp_path, script) as core, pytest.raises(DynamoFailed, match=told):
         core.select(id="1")
+
+
+def test_a_driver_that_reads_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "ANSWER_S", 0.2)
+    much = list(range(1_000_000))  # more than a pipe holds
+    with (
+        scripted(tmp_path, "import time; time.sleep(60)") as core,
+        pytest.raises(DynamoFailed, match=r"Dynamo has read nothing for 0\.2 s"),
+    ):
+        core.tell("cache", stored=much)
+
+
+def test_there_is_one_router(core: DynamoCore) -> None:
+    one = pool(routers=2)
+    with pytest.raises(SettingsInvalid, match="policy 'dynamo' has one router"):
+        replay(one, policy(core), rate=1.0, limit=one.ceiling())
+
+
+def test_the_policy_needs_a_core() -> None:
+    with pytest.raises(SettingsInvalid, match="policy 'dynamo' needs Dynamo's core"):
+        Policy(name="dynamo")

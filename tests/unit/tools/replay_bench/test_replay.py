@@ -1,6 +1,7 @@
 import pytest
 
 from headrace.router.errors import ReplayStalled
+from headrace.router.placement.types import Shed
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.replay import ReplayPool, replay_sequential
@@ -60,6 +61,15 @@ def test_one_worker_reaches_the_pooled_cache_exactly():
     sample = read_trace(SAMPLE)
     done = replay(pool(sample, workers=1, blocks=1600), RoundRobin)
     assert done.of_pooled == 1.0
+
+
+def test_what_is_shed_is_counted_and_nothing_else():
+    class Refusing(RoundRobin):
+        def offer(self, request, now_s):
+            return Shed(request=request, code="class_limit", message="") if request.id == "1" else super().offer(request, now_s)
+
+    done = replay(pool(trace([1], [1], [1])), Refusing)
+    assert (done.shed, done.requests) == ({"class_limit": 1}, 3)
 
 
 def test_a_request_may_be_placed_later_but_not_never():

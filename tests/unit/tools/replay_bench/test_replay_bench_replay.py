@@ -9,7 +9,7 @@ import headrace.tools.replay_bench.replay as replays
 from headrace.tools.replay_bench.classic import ClassicWeights
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
-from headrace.tools.replay_bench.replay import ReplayPool, find_knee
+from headrace.tools.replay_bench.replay import ReplayPool, find_classic_knee, find_knee, replay
 from headrace.tools.replay_bench.report import AROUND_KNEE, Comparison, ReplayReport, facts, render
 from headrace.tools.replay_bench.trace import SAMPLE, assign, read_trace
 from tests.support.router.replay_stand_ins import Late, PlainView, RoundRobin
@@ -61,6 +61,26 @@ def test_no_knee_where_nothing_is_borne(pool, bent):
     assert find_knee(small, PLAIN, limit=small.ceiling()) is None
 
 
+def test_classic_is_reported_with_its_best_weights(pool, bent):
+    small = replace(pool, trace=read_trace(SAMPLE, limit=3))
+    sweep = [ClassicWeights(scale=s) for s in (1.0, 2.0, 4.0, 8.0)]
+    tried = bent({1.0: 3.0, 2.0: 5.0, 4.0: 4.0, 8.0: 5.01})
+    found = find_classic_knee(small, CLASSIC, limit=small.ceiling(), sweep=sweep)
+    assert (found.policy.weights.scale, found.rate) == (2.0, pytest.approx(5.0, rel=0.0102))
+    assert [scale for scale, _ in tried].count(4.0) == 1  # one look was enough
+
+
+@pytest.mark.slow
+def test_a_real_knee(pool):
+    limit = pool.ceiling()
+    found = find_knee(pool, LATE, limit=limit)
+    assert found.summary.ttft_s.p90 <= 3.0
+    assert found.summary == msgspec.structs.replace(
+        replay(pool, LATE, rate=found.rate, limit=limit).summary, cpu_s=found.summary.cpu_s
+    )
+    assert find_knee(pool, PLAIN, limit=limit).rate < found.rate
+
+
 @pytest.mark.slow
 def test_the_report_of_a_search(pool):
     told = []
@@ -80,6 +100,12 @@ def test_the_report_of_a_search(pool):
     assert "at 0.5, 0.8, 1.1 × the sustainable load of classic" in text
 
 
+def test_a_search_without_classic_compares_nothing_around_its_knee(pool):
+    scenario = Comparison(pool=pool, policies=[PLAIN]).knees()
+    assert (scenario.around_knee, scenario.knees[0].to_classic) == ([], None)
+    assert "round-robin" in render(ReplayReport(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
+
+
 def test_tenants_and_classes_are_reported(pool):
     several = replace(pool, trace=assign(pool.trace, classes={"hi": 1, "std": 2}, tenants=3))
     scenario = Comparison(pool=several, policies=[LATE], tenant_weights={"t1": 2.0}).in_time([30.0])
@@ -89,3 +115,9 @@ def test_tenants_and_classes_are_reported(pool):
     text = render(ReplayReport(trace=facts(several.trace), seed=0, scenarios=[scenario]))
     assert "tenants under kv" in text
     assert "by class: hi" in text
+
+
+def test_one_after_the_other(pool):
+    scenario = Comparison(pool=pool, policies=[PLAIN, CLASSIC]).sequential()
+    assert [s.policy for s in scenario.sequential] == ["round-robin", "classic (scale 1, credit 1)"]
+    assert "one after the other" in render(ReplayReport(trace=facts(pool.trace), seed=0, scenarios=[scenario]))

@@ -6,14 +6,18 @@ import pytest
 
 from headrace.router.errors import TraceInvalid
 from headrace.tools.replay_bench.trace import (
+    SAMPLE,
     Trace,
     TraceRequest,
+    accelerate,
     assign,
     ceiling,
     chain_value,
     conversations,
+    generate,
     one_shot,
     parse_trace,
+    read_trace,
 )
 
 GOOD = {"timestamp": 1500, "input_length": 700, "output_length": 20, "hash_ids": [4, 9]}
@@ -31,6 +35,11 @@ def test_a_line_is_read():
     assert one.chain[0] == other.chain[0] == chain_value(4)
     assert one.chain[1] != other.chain[1]
     assert (trace.blocks, trace.rate) == (4, pytest.approx(1 / 0.2505))
+
+
+def test_blank_lines_are_skipped_and_counted():
+    with pytest.raises(TraceInvalid, match=r"^t, line 4: input_length -1 "):
+        parse_trace(lines(b"", GOOD, b"  \n", {**GOOD, "input_length": -1}), name="t")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +70,35 @@ def test_a_bad_line_is_refused_by_name_line_and_value(record, told):
         parse_trace(lines(record), name="bad.jsonl")
 
 
+def test_a_block_list_without_measure_is_refused():
+    count = (1 << 16) + 1
+    record = {**GOOD, "input_length": count * 512, "hash_ids": list(range(count))}
+    with pytest.raises(TraceInvalid, match="65537 blocks; at most 65536"):
+        parse_trace(lines(record), name="t")
+
+
 def test_time_does_not_run_backwards():
     with pytest.raises(TraceInvalid, match=r"^t, line 2: timestamp 1499 is before"):
         parse_trace(lines(GOOD, {**GOOD, "timestamp": 1499}), name="t")
+
+
+def test_an_empty_or_missing_file(tmp_path):
+    with pytest.raises(TraceInvalid, match="no requests"):
+        parse_trace([], name="t")
+    with pytest.raises(TraceInvalid, match=r"none\.jsonl: No such file"):
+        read_trace(tmp_path / "none.jsonl")
+    with pytest.raises(TraceInvalid, match="Is a directory"):
+        read_trace(tmp_path)
+
+
+def test_the_rate_scales_times_only():
+    trace = read_trace(SAMPLE, limit=20)
+    faster = accelerate(trace, 4.0)
+    assert faster.rate == pytest.approx(4 * trace.rate)
+    assert [r.chain for r in faster.requests] == [r.chain for r in trace.requests]
+    for factor in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(TraceInvalid, match="rate factor"):
+            accelerate(trace, factor)
 
 
 def test_classes_and_tenants_are_drawn_by_seed_and_skew():
@@ -91,6 +126,13 @@ def test_generated_conversations_share_the_first_block_and_grow():
         seen.update(r.chain)
     assert longest > 50
     assert len(seen) > 2000
+
+
+def test_generators_by_name():
+    assert generate("one-shot", requests=10, seed=2) == one_shot(requests=10, seed=2)
+    assert generate("conversations", requests=10, seed=2) != generate("conversations", requests=10, seed=3)
+    with pytest.raises(TraceInvalid, match="'other'"):
+        generate("other", requests=1, seed=0)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from headrace.router.errors import ReplayStalled
+from headrace.router.placement.types import Shed
 from headrace.tools.replay_bench.engine import EngineModel, ReplayFleet
 from headrace.tools.replay_bench.policies import ALL, Policy
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, accelerate, read_trace
@@ -105,6 +106,22 @@ def test_routers_hear_of_each_others_placements_and_not_of_their_own():
         placed = [entry for entry in scheduler.told if entry[1] == "placed"]
         assert [entry[2] for entry in placed] == by_router[1 - n]
         assert {entry[-1] for entry in placed} == {f"router-{1 - n}"}
+
+
+def test_what_is_shed_is_over():
+    class Refusing(RoundRobin):
+        def offer(self, request, now_s):
+            if int(request.id) % 2:
+                return Shed(request=request, code="queue_full", message="")
+            return super().offer(request, now_s)
+
+        def decide(self, now_s):
+            placed = super().decide(now_s)
+            return [Shed(request=p.request, code="deadline", message="") if p.request.id == "2" else p for p in placed]
+
+    outcomes = world(trace(*((float(n), 512, 1, (n,)) for n in range(4))), scheduler=Refusing).run()
+    assert [o.shed for o in outcomes] == ["", "queue_full", "deadline", "queue_full"]
+    assert outcomes[0].job.end_s > 0 > outcomes[2].job.end_s
 
 
 def test_a_scheduler_is_woken_when_it_asks():
