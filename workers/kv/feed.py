@@ -32,8 +32,11 @@ def cached_tokens(chain: Sequence[int], tokens: int, *, block_size: int, cache: 
     if block_size < 1 or whole % block_size:
         return 0
     blocks = min(len(chain), (tokens - 1) // whole * (whole // block_size))
-    found = next((n for n in range(blocks) if chain[n] not in cache), blocks)
-    return found * block_size // whole * whole
+    for n in range(blocks):
+        if chain[n] not in cache:
+            blocks = n
+            break
+    return blocks * block_size // whole * whole
 
 
 log = structlog.get_logger()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -58,37 +59,32 @@ class Outbox:
         self._worker = worker
         self._epoch = epoch
         self._dumps = 0
+        self.size = 0  # changes that wait
         self._cleared = False
         self._removed: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
         self._stored: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
 
     def merge(self, change: CacheChange) -> None:
         if change.cleared:
+            self._drop()
             self._cleared = True
-            for tier in TIERS:
-                self._removed[tier].clear()
-                self._stored[tier].clear()
         for tier, values in change.removed.items():
-            stored, removed = self._stored[tier], self._removed[tier]
-            for value in values:
-                if value in stored:
-                    del stored[value]
-                else:
-                    removed[value] = None
+            self._net(values, self._removed[tier], self._stored[tier])
         for tier, values in change.stored.items():
-            stored, removed = self._stored[tier], self._removed[tier]
-            for value in values:
-                if value in removed:
-                    del removed[value]
-                else:
-                    stored[value] = None
+            self._net(values, self._stored[tier], self._removed[tier])
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self._removed.values())) + sum(map(len, self._stored.values()))
+    def _net(self, values: list[int], wait: dict[int, None], opposite: dict[int, None]) -> None:
+        """Have these blocks wait. A block whose opposite change waits has not changed for readers."""
+        for value in values:
+            if value in opposite:
+                del opposite[value]
+                self.size -= 1
+            elif value not in wait:
+                wait[value] = None
+                self.size += 1
 
     def __bool__(self) -> bool:
-        return self._cleared or any(self._stored.values()) or any(self._removed.values())
+        return self._cleared or self.size > 0
 
     def seal(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
         """Pack all waiting changes into numbered steps of at most `max_bytes`: at least one step, even if it is empty.
@@ -97,20 +93,21 @@ class Outbox:
         """
         if not self._cleared and self.size > sum(map(len, inventory.values())):
             self.merge(CacheChange(cleared=True, stored={tier: list(values) for tier, values in inventory.items()}))
-        entries = [("removed", tier, value) for tier in TIERS for value in self._removed[tier]]
-        entries += [("stored", tier, value) for tier in TIERS for value in self._stored[tier]]
+        waiting = [("removed", tier, list(values)) for tier, values in self._removed.items() if values]
+        waiting += [("stored", tier, list(values)) for tier, values in self._stored.items() if values]
         cleared = self._cleared
         self._drop()
         sealed = []
-        for part in _parts(entries, max_bytes) or [[]]:
+        for part in _parts(waiting, max_bytes):
             removed: dict[str, bytes] = {}
             stored: dict[str, bytes] = {}
-            for (what, tier), values in _grouped(part):
+            blocks = 0
+            for what, tier, values in part:
                 (stored if what == "stored" else removed)[tier] = pack_u64(values)
-            step = KvStep(
-                worker=self._worker, epoch=self._epoch, n=self._number(), cleared=cleared, removed=removed, stored=stored
-            )
-            sealed.append(Sealed(step.n, "step", encode(step), len(part)))
+                blocks += len(values)
+            step = KvStep(worker=self._worker, epoch=self._epoch, n=self.n, cleared=cleared, removed=removed, stored=stored)
+            self.n += 1
+            sealed.append(Sealed(step.n, "step", encode(step), blocks))
             cleared = False
         return sealed
 
@@ -118,47 +115,46 @@ class Outbox:
         """Pack the whole inventory into numbered parts of a reset. It includes the waiting changes."""
         self._drop()
         self._dumps += 1
-        entries = [("", tier, value) for tier in TIERS for value in inventory.get(tier, ())]
-        parts = _parts(entries, max_bytes) or [[]]
+        parts = _parts([("", tier, list(inventory.get(tier, ()))) for tier in TIERS], max_bytes)
         sealed = []
         for number, part in enumerate(parts):
             reset = KvReset(
                 worker=self._worker,
                 epoch=self._epoch,
-                n=self._number(),
+                n=self.n,
                 dump=self._dumps,
                 part=number,
                 last=number == len(parts) - 1,
-                blocks={tier: pack_u64(values) for (_, tier), values in _grouped(part)},
+                blocks={tier: pack_u64(values) for _, tier, values in part},
             )
-            sealed.append(Sealed(reset.n, "reset", encode(reset), len(part)))
+            self.n += 1
+            sealed.append(Sealed(reset.n, "reset", encode(reset), sum(len(values) for _, _, values in part)))
         return sealed
 
-    def _number(self) -> int:
-        n = self.n
-        self.n += 1
-        return n
-
     def _drop(self) -> None:
+        self.size = 0
         self._cleared = False
         for tier in TIERS:
             self._removed[tier] = {}
             self._stored[tier] = {}
 
 
-_Entry = tuple[str, Tier, int]
+_Blocks = tuple[str, Tier, list[int]]
 
 
-def _parts(entries: list[_Entry], max_bytes: int) -> list[list[_Entry]]:
-    most = max(1, (max_bytes - HEADROOM) // _WORD)
-    return [entries[start : start + most] for start in range(0, len(entries), most)]
-
-
-def _grouped(entries: list[_Entry]) -> Iterator[tuple[tuple[str, Tier], list[int]]]:
-    groups: dict[tuple[str, Tier], list[int]] = {}
-    for what, tier, value in entries:
-        groups.setdefault((what, tier), []).append(value)
-    yield from groups.items()
+def _parts(lists: list[_Blocks], max_bytes: int) -> list[list[_Blocks]]:
+    """Cut these lists into the parts of messages, in order: one at least, and each as long as a message may be."""
+    most = left = max(1, (max_bytes - HEADROOM) // _WORD)
+    parts: list[list[_Blocks]] = [[]]
+    for what, tier, values in lists:
+        while values:
+            if not left:
+                parts.append([])
+                left = most
+            part, values = values[:left], values[left:]
+            parts[-1].append((what, tier, part))
+            left -= len(part)
+    return parts
 
 
 log = structlog.get_logger()
@@ -204,6 +200,9 @@ class KvPublisher:
         self._failing_s: float | None = None
         self._logged_s = 0.0
         self._state = "starting"
+        metrics.KV_WAITING.labels(self._rank).set_function(lambda: self._outbox.size)
+        for tier in TIERS:
+            metrics.KV_BLOCKS.labels(tier, self._rank).set_function(partial(self._blocks, tier))
 
     # -- calls by the worker------------------------------------------------------------------------------------------------
 
@@ -211,7 +210,6 @@ class KvPublisher:
         """Add the changes of an engine step; the first step brings the blocks cached at the start. Never blocks."""
         if change:
             self._outbox.merge(change)
-            metrics.KV_WAITING.labels(self._rank).set(self._outbox.size)
         elif self._primed:
             return
         self._primed = True
@@ -238,7 +236,11 @@ class KvPublisher:
 
     async def run(self, lease_held: Callable[[], bool]) -> None:
         while True:
-            await self._until_due(lease_held)
+            while (wait_s := self._wait_s(lease_held)) > 0.0:
+                self._wake.clear()
+                await self._woken(wait_s)
+            if self._begun:
+                await asyncio.sleep(GATHER_S)
             most = min(MAX_BYTES, self._messaging.max_payload - HEADERS_BYTES)
             inventory = self._inventory()
             if self._begun and self._dump_due():
@@ -249,36 +251,29 @@ class KvPublisher:
             else:
                 messages = self._outbox.seal(inventory, max_bytes=most)
             self._begun = True
-            for tier, values in inventory.items():
-                metrics.KV_BLOCKS.labels(tier, self._rank).set(len(values))
-            metrics.KV_WAITING.labels(self._rank).set(0)
             for message in messages:
                 if not await self._store(message, lease_held):
                     break
 
+    def _blocks(self, tier: Tier) -> int:
+        return len(self._inventory().get(tier, ()))
+
     def _dump_due(self) -> bool:
         return self._dump_wanted and self._loop.time() >= self._dumped_s + DUMP_EVERY_S
 
-    async def _until_due(self, lease_held: Callable[[], bool]) -> None:
-        while True:
-            now = self._loop.time()
-            wait_s = POLL_S
-            if self._primed and lease_held():
-                if self._outbox or not self._begun or self._dump_due():
-                    if self._begun:
-                        await asyncio.sleep(GATHER_S)
-                    return
-                if self._dump_wanted:
-                    wait_s = min(wait_s, self._dumped_s + DUMP_EVERY_S - now)
-            self._wake.clear()
-            await self._woken(wait_s)
+    def _wait_s(self, lease_held: Callable[[], bool]) -> float:
+        """Return after how long to look again whether there is anything to publish, or 0 if there is."""
+        at_once = bool(self._outbox) or not self._begun
+        if not self._primed or not (at_once or self._dump_wanted) or not lease_held():
+            return POLL_S
+        return 0.0 if at_once else min(POLL_S, self._dumped_s + DUMP_EVERY_S - self._loop.time())
 
     async def _woken(self, within_s: float) -> None:
+        timer = self._loop.call_later(within_s, self._wake.set)
         try:
-            async with asyncio.timeout(within_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._wake.wait()
+        finally:
+            timer.cancel()
 
     async def _store(self, message: Sealed, lease_held: Callable[[], bool]) -> bool:
         """Publish a message until it is stored. Returns False if the server can never store it."""

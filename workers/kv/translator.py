@@ -11,7 +11,7 @@ may hold the same hash in several copies: both are counted.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -48,15 +48,16 @@ class Anomalies:
 
 
 class _TierState:
-    __slots__ = ("groups", "held", "touched")
+    __slots__ = ("groups", "hashes", "held", "touched")
 
     def __init__(self) -> None:
         self.groups: dict[int, dict[int, int]] = {}  # per group: hash → copies
+        self.hashes: list[dict[int, int]] = []  # the same, of all groups
         self.held: dict[int, int] = {}  # chain value → complete hashes that have it
         self.touched: dict[int, bool] = {}  # in this step: chain value → was it held before
 
     def complete(self, hash_: int) -> bool:
-        for copies in self.groups.values():  # noqa: SIM110  # `all` of a generator takes twice as long
+        for copies in self.hashes:  # noqa: SIM110  # `all` of a generator takes twice as long
             if hash_ not in copies:
                 return False
         return True
@@ -71,22 +72,24 @@ class _TierState:
         return held
 
     def hold(self, values: Values) -> None:
-        held = self.held
+        held, touched = self.held, self.touched
         for value in values:
-            count = held.get(value, 0)
-            if not count:
-                self.touched.setdefault(value, False)
-            held[value] = count + 1
+            if value in held:
+                held[value] += 1
+                continue
+            held[value] = 1
+            if value not in touched:
+                touched[value] = False
 
     def unhold(self, values: Values) -> None:
-        held = self.held
+        held, touched = self.held, self.touched
         for value in values:
-            count = held[value] - 1
-            if count:
-                held[value] = count
-            else:
-                self.touched.setdefault(value, True)
-                del held[value]
+            if held[value] > 1:
+                held[value] -= 1
+                continue
+            del held[value]
+            if value not in touched:
+                touched[value] = True
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class Translator:
         self._most_ghosts = max(_GHOSTS, blocks)
         self._tiers: dict[Tier, _TierState] = {tier: _TierState() for tier in TIERS}
         self._used: list[_TierState] = []  # tiers that have groups
-        self._places: dict[int, int] = {}  # hash → groups, of all tiers, that hold it
+        self._places: defaultdict[int, int] = defaultdict(int)  # hash → groups, of all tiers, that hold it
         self._values: dict[int, Values] = {}  # chain values of the hashes held in some tier
         self._ghosts: OrderedDict[int, Values] = OrderedDict()  # chain values of removed hashes
         self._orphans: list[_Orphan] = []
@@ -118,8 +121,8 @@ class Translator:
     # -- inventory ---------------------------------------------------------------------------------------------------------
 
     def inventory(self) -> dict[Tier, Collection[int]]:
-        """Return the chain values in each tier, as views that later steps change."""
-        return {tier: state.held.keys() for tier, state in self._tiers.items()}
+        """Return the chain values in each tier, which later steps change."""
+        return {tier: state.held for tier, state in self._tiers.items()}
 
     @property
     def device(self) -> Mapping[int, int]:
@@ -155,7 +158,8 @@ class Translator:
                 self._remove(event)
             else:
                 self._store(event)
-        self._place_orphans()
+        if self._orphans:
+            self._place_orphans()
         return self._change() if before is None else self._difference(before)
 
     def _change(self) -> CacheChange:
@@ -196,7 +200,7 @@ class Translator:
         for hash_ in list(self._values):
             self._forget(hash_)
         for state in self._tiers.values():
-            for copies in state.groups.values():  # The set of groups stays known.
+            for copies in state.hashes:  # The set of groups stays known.
                 copies.clear()
             state.held = {}
             state.touched = {}
@@ -235,17 +239,18 @@ class Translator:
         hashes = event.hashes
         if not hashes:
             return
-        span = event.block_size or len(event.token_ids) // len(hashes)
+        blocks, tokens = len(hashes), len(event.token_ids)
+        span = event.block_size or tokens // blocks
         # A media item has an offset in its block but no end, so a longer block with media cannot be cut into parts.
         uneven = span < self.block_size or span % self.block_size or (event.media and span != self.block_size)
-        if event.token_ids and uneven:
+        if tokens and uneven:
             self.anomalies.odd_sizes += 1
             self.odd_size = span
             return
         self._enter(event)
         if self._values.keys() >= set(hashes):
             return
-        if not event.token_ids or span * len(hashes) != len(event.token_ids):
+        if not tokens or span * blocks != tokens:
             return  # Another group's event, or that of another tier, gives the content of these blocks.
         if not self._place(event, span):
             self._orphans.append(_Orphan(event, span))
@@ -259,26 +264,23 @@ class Translator:
             if not state.groups:
                 self._used.append(state)
             copies = state.groups[group] = {}
+            state.hashes.append(copies)
             for value in state.held:  # No hash is in all groups any more.
                 state.touched.setdefault(value, True)
             state.held.clear()
         counted = event.tier == "device"
         for hash_ in event.hashes:
-            count = copies.get(hash_, 0)
-            if count and not counted:
-                continue  # A lower tier reports the hash again after a copy between tiers; it holds it once.
-            copies[hash_] = count + 1
-            if count:
+            if hash_ in copies:
+                if counted:  # A lower tier reports the hash again after a copy between tiers; it holds it once.
+                    copies[hash_] += 1
                 continue
-            self._places[hash_] = self._places.get(hash_, 0) + 1
-            values = self._values.get(hash_)
-            if values is None:
-                values = self._ghosts.pop(hash_, None)
-                if values is None:
-                    continue
-                self._name(hash_, values)
-            elif state.complete(hash_):
-                state.hold(values)
+            copies[hash_] = 1
+            self._places[hash_] += 1
+            if hash_ in self._values:
+                if state.complete(hash_):
+                    state.hold(self._values[hash_])
+            elif hash_ in self._ghosts:
+                self._name(hash_, self._ghosts.pop(hash_))
 
     def _place(self, event: KvEvent, span: int) -> bool:
         """Give the blocks of an event, `span` tokens each, their chain values. Returns False if its parent is unknown."""

@@ -48,6 +48,7 @@ def fingerprint(*parts: object) -> int:
 def stored(contents: Sequence[Content], tier: Literal["device", "host", "disk"] = "device") -> KvEvent:
     """Make the event for these consecutive blocks of one chain."""
     first = contents[0]
+    media = [content.media for content in contents]
     return KvEvent(
         kind="stored",
         tier=tier,
@@ -56,7 +57,7 @@ def stored(contents: Sequence[Content], tier: Literal["device", "host", "disk"] 
         token_ids=[token for content in contents for token in content.tokens],
         adapter=first.adapter,
         salt=first.salt,
-        media=[content.media for content in contents] if any(content.media for content in contents) else (),
+        media=media if any(media) else (),
     )
 
 
@@ -209,7 +210,7 @@ class BlockManager:
 
     def allocate(self, count: int) -> list[int] | None:
         """Hold `count` empty blocks. Returns None, and changes nothing, when there are not so many."""
-        if count > self.available:
+        if count > len(self._blank) + len(self._idle):
             return None
         taken = [heapq.heappop(self._blank) if self._blank else self._evict() for _ in range(count)]
         for block in taken:
@@ -247,13 +248,15 @@ class BlockManager:
         for block, content in zip(blocks, contents, strict=True):
             self._tainted = self._tainted or content.taint != 0
             if content.value in self._by_value:
-                self._announce(fresh)
+                if fresh:
+                    self._emit(stored(fresh))
                 fresh = []
             else:
                 self._by_value[content.value] = block
                 self._content[block] = content
                 fresh.append(content)
-        self._announce(fresh)
+        if fresh:
+            self._emit(stored(fresh))
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a sequence's blocks, given in order. Cached ones become idle; the end of the sequence is evicted first."""
@@ -281,7 +284,8 @@ class BlockManager:
         self._forget()
         self.on_reuse(list(self._cells))
         self._cells.clear()
-        self._flush_removed()
+        if self._removed:
+            self._flush_removed()
 
     def _forget(self) -> None:
         for block in self._idle:
@@ -314,7 +318,8 @@ class BlockManager:
     # -- events ----------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[KvEvent]:
-        self._flush_removed()
+        if self._removed:
+            self._flush_removed()
         events, self._events = self._events, []
         return events
 
@@ -328,18 +333,14 @@ class BlockManager:
         self.take_events()
         return self.inventory()
 
-    def _announce(self, contents: list[Content]) -> None:
-        if contents:
-            self._emit(stored(contents))
-
     def _emit(self, event: KvEvent) -> None:
-        self._flush_removed()
+        if self._removed:
+            self._flush_removed()
         self._events.append(event)
 
     def _flush_removed(self) -> None:
-        if self._removed:
-            self._events.append(KvEvent(kind="removed", hashes=self._removed))
-            self._removed = []
+        self._events.append(KvEvent(kind="removed", hashes=self._removed))
+        self._removed = []
 
     def check(self) -> None:
         """Check the bookkeeping, for tests. Raises AssertionError when it is inconsistent."""

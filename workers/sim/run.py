@@ -19,7 +19,7 @@ from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers import answer_to
 from headrace.workers.sim.blocks import BlockManager, Content, fingerprint
-from headrace.workers.sim.settings import SequenceFaults, SimSettings
+from headrace.workers.sim.settings import NEVER, SequenceFaults, SimSettings
 from headrace.workers.sim.tokens import Vocabulary
 from headrace.workers.tokens import TokenTable
 
@@ -160,7 +160,7 @@ class SequenceRun:
         self.adapter = sequence.adapter
         self.salt = sequence.cache_salt
         self.faults = faults
-        self.fault_at = faults.next_at(start)
+        self.fault_at = faults.next_at(start)  # number of an answer token, as `_eos_at`; `NEVER` if there is none
         self.phase = Phase.WAITING
         self.blocks: list[int] = []
         self.capacity = 0  # tokens that `blocks` hold
@@ -191,8 +191,7 @@ class SequenceRun:
         self._eos_at = self._end_of_answer()
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._logprobs = sequence.logprobs
-        self.special_at = 0
-        self._look_ahead()
+        self.special_at = 0  # the first token, which brings what is reported once
 
     def __lt__(self, other: SequenceRun) -> bool:
         return self.rank < other.rank
@@ -203,9 +202,11 @@ class SequenceRun:
         )
         self.stream = self._answer.ids
 
-    def _end_of_answer(self) -> int | None:
+    def _end_of_answer(self) -> int:
         answer = self._answer
-        return answer.eos_at if answer.eos_at is None or answer.closed else max(answer.eos_at, self._min_index)
+        if answer.eos_at is None:
+            return NEVER
+        return answer.eos_at if answer.closed else max(answer.eos_at, self._min_index)
 
     def set_taint(self, taint: int) -> None:
         """Answer from here on like an engine whose cache holds what `taint` stands for (0: the right content)."""
@@ -242,9 +243,9 @@ class SequenceRun:
             chain.append(value)
         return chain
 
-    def contents(self, start: int, end: int) -> list[Content]:
-        """Describe the whole blocks from number `start` to before `end` as the cache keeps them."""
-        size, chain = self._block_size, self.chain()
+    def contents(self, chain: list[int], start: int, end: int) -> list[Content]:
+        """Describe the whole blocks from number `start` to before `end` as the cache keeps them. `chain` has all of them."""
+        size = self._block_size
         return [
             Content(
                 chain[n],
@@ -290,7 +291,8 @@ class SequenceRun:
             output.prompt_logprobs = self._prompt_logprobs()
         self.ids.append(token)
         self.index = index + 1
-        self._look_ahead()
+        if output.finish is None:
+            self._look_ahead()
         return output
 
     def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
@@ -302,11 +304,8 @@ class SequenceRun:
 
     def _look_ahead(self) -> None:
         """Set `special_at`: the next token number that `emit` must handle."""
-        if self._stop_ids or self._logprobs is not None:
-            self.special_at = 0
-            return
-        marks = [len(self.stream), self._end - 1, self._eos_at, self.fault_at]
-        self.special_at = min(mark for mark in marks if mark is not None)
+        every = self._stop_ids or self._logprobs is not None
+        self.special_at = 0 if every else min(len(self.stream), self._end - 1, self._eos_at, self.fault_at)
 
 
 class WaitingQueue:
@@ -441,8 +440,9 @@ class EngineBatch:
         start, end = run.committed // size, computed // size
         if end <= start:
             return
-        if run.taint or self.manager.known(run.chain()[start:end]) < end - start:  # else an equal answer is cached already
-            self.manager.commit(run.blocks[start:end], run.contents(start, end))
+        chain = run.chain()
+        if run.taint or self.manager.known(chain[start:end]) < end - start:  # else an equal answer is cached already
+            self.manager.commit(run.blocks[start:end], run.contents(chain, start, end))
         run.committed = end * size
 
 

@@ -152,14 +152,17 @@ class SimScheduler:
         if silent_from is not None and self._steps >= silent_from:
             return None
         early = [] if self.exchange.none else self.exchange.settle(self._drop)
+        batch = self._batch
+        decoding = batch.decoding
         self._grow_decoding()
-        decoding = self._batch.decoding
         budget = self.settings.step_tokens - len(decoding)
-        prefilled = self._continue_prompts(budget)
-        prefilled += self._begin_prompts(budget - prefilled)
+        prefilled = self._continue_prompts(budget) if batch.prefilling else 0
+        if batch.waiting.count:
+            prefilled += self._begin_prompts(budget - prefilled)
         if not decoding and not prefilled:
             return StepResult(outputs=early, events=self.manager.take_events()) if early else None
-        result = StepResult(prefill_tokens=prefilled, decoded=len(decoding), outputs=early)
+        decoded = len(decoding)
+        result = StepResult(prefill_tokens=prefilled, decoded=decoded, outputs=early)
         faults = self.settings.faults
         if faults.die_at_step is not None and self._steps >= faults.die_at_step:
             result.died = f"injected fault: dead at step {faults.die_at_step}"
@@ -167,22 +170,22 @@ class SimScheduler:
         self._steps += 1
         context = sum([len(run.ids) for run in decoding]) if self._timing.decode_per_context_token_s else 0
         result.duration_s = faults.slow * self._timing.step_s(
-            prefill_tokens=prefilled, sequences=len(decoding), context_tokens=context
+            prefill_tokens=prefilled, sequences=decoded, context_tokens=context
         )
         self._last = result
-        ready = [run for run in self._batch.prefilling if run.computed == len(run.ids)]
+        ready = [run for run in batch.prefilling if run.computed == len(run.ids)] if prefilled else ()
         self._decode(result)
         for run in ready:
-            self._batch.prefilling.remove(run)
+            batch.prefilling.remove(run)
             run.phase = Phase.DECODE
-            self._batch.decoding.append(run)
+            decoding.append(run)
             self._emit(run, result)
         result.events = self.manager.take_events()
         return result
 
     def _grow_decoding(self) -> None:
         """Give a block to each decoding sequence whose last one is full."""
-        for run in [run for run in self._batch.decoding if len(run.ids) > run.capacity]:
+        for run in [run for run in self._batch.decoding if run.prompt_tokens + run.index > run.capacity]:
             if run.phase is Phase.DECODE:  # not preempted by a sequence before it
                 self._batch.commit(run, run.capacity)
                 self._batch.make_room(run, 1)
@@ -198,7 +201,7 @@ class SimScheduler:
     def _begin_prompts(self, budget: int) -> int:
         """Spend the budget on waiting prompts, as far as slots and blocks reach. Returns the number of tokens computed."""
         left = budget
-        while left and self._batch.running < self.settings.slots:
+        while left and self._batch.waiting.count and self._batch.running < self.settings.slots:
             run = self._batch.waiting.first()
             if run is None or not self._admit(run, left):
                 break
@@ -237,23 +240,23 @@ class SimScheduler:
 
     def _decode(self, result: StepResult) -> None:
         special = []
-        append = result.outputs.append
+        outputs = result.outputs
         for run in self._batch.decoding:
             index = run.index
             if index >= run.special_at:
                 special.append(run)
                 continue
-            token = run.stream[index]
+            token = [run.stream[index]]
             run.index = index + 1
-            run.ids.append(token)
-            append(Output(run.id, [token]))
+            run.ids += token
+            outputs += (Output(run.id, token),)
         for run in special:
             self._emit(run, result)
 
     def _emit(self, run: SequenceRun, result: StepResult) -> None:
         """Emit the next token of one sequence, with everything that can happen at a token."""
         faults = run.faults
-        if run.fault_at is not None and run.index >= run.fault_at:
+        if run.index >= run.fault_at:
             if faults.crash_at_token is not None and run.index >= faults.crash_at_token:
                 result.crash = True
             elif faults.die_at_token is not None and run.index >= faults.die_at_token:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -133,6 +134,7 @@ def timing_model(preset: str, overrides: Mapping[str, float]) -> TimingModel:
 # number has the fault at once, again, as a poisonous request would. `fresh_only` limits a fault to sequences that start at
 # token 0.
 
+NEVER = sys.maxsize  # the number of no token
 TokenNumber = Annotated[int, msgspec.Meta(ge=0)]
 Every = Annotated[int, msgspec.Meta(ge=1)] | None
 
@@ -154,14 +156,15 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     stall_transfer: bool = False  # the transfer never ends, on whichever side the sequence is
     fresh_only: bool = False
 
-    def next_at(self, start: int) -> int | None:
-        """Return the first token number, from `start` on, that one of these faults replaces."""
+    def next_at(self, start: int) -> int:
+        """Return the first token number, from `start` on, that one of these faults replaces, or `NEVER`."""
         if self.fresh_only and start > 0:
-            return None
-        numbers = [
-            n for n in (self.stuck_at_token, self.crash_at_token, self.die_at_token, self.fault_at_token) if n is not None
-        ]
-        return max(min(numbers), start) if numbers else None
+            return NEVER
+        at = NEVER
+        for number in (self.stuck_at_token, self.crash_at_token, self.die_at_token, self.fault_at_token):
+            if number is not None and number < at:
+                at = number
+        return max(at, start)
 
 
 class Faults(SequenceFaults, frozen=True, forbid_unknown_fields=True, kw_only=True):

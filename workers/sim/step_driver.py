@@ -27,16 +27,12 @@ from headrace.workers.sim.settings import Faults
 
 async def pass_time(exchange: SimKvTransfer, until: float, clock: Callable[[], float]) -> None:
     """Yield to the event loop and wait out the time of a step. The fabric is polled meanwhile."""
-    while True:
-        look = exchange.poll_at()
-        if look is None and not until:  # the case after every step without modelled delay
-            await asyncio.sleep(0)
-            return
-        await asyncio.sleep(max(0.0, (until if look is None else min(until, look)) - clock()))
-        if look is not None:
-            exchange.poll()
+    while (look := exchange.poll_at()) is not None:
+        await asyncio.sleep(min(until, look) - clock())
+        exchange.poll()
         if clock() >= until:
             return
+    await asyncio.sleep(until - clock() if until else 0)  # it yields once even if that time is over
 
 
 async def until_work(scheduler: SimScheduler, work: asyncio.Event) -> None:
@@ -199,6 +195,7 @@ class StepDriver:
         self._aborted: set[str] = set()  # ids aborted during the running step
         self._step_ends_s = 0.0  # by the loop's clock
         self.stepping = False  # a step runs, and its outputs are not out yet
+        self._clock = asyncio.get_running_loop().time
         self._running = asyncio.Event()  # not set while paused
         self._running.set()
         self.trace: StepTrace | None = None  # a profile that is being taken
@@ -211,17 +208,18 @@ class StepDriver:
     @property
     def step_left_s(self) -> float:
         """Seconds until the running step ends; 0 when none runs."""
-        return self._step_ends_s - asyncio.get_running_loop().time() if self.stepping else 0.0
+        return self._step_ends_s - self._clock() if self.stepping else 0.0
 
     async def run(self) -> StepResult:
         """Run steps until one crashes the process or kills the engine; return the result of that step."""
-        scheduler, clock = self._scheduler, asyncio.get_running_loop().time
+        scheduler, clock = self._scheduler, self._clock
         due = clock()
         while True:
             if not self._running.is_set():
                 await self._running.wait()
                 due = clock()
-            self._aborted.clear()
+            if self._aborted:
+                self._aborted.clear()
             began_s = clock()
             result = scheduler.step()
             self.stepping = result is not None
@@ -233,7 +231,7 @@ class StepDriver:
                 continue
             if result.crash or result.died is not None:
                 return result
-            due = self._step_ends_s = max(due, clock() - _MOST_LAG_S) + result.duration_s
+            due = self._step_ends_s = max(due, began_s - _MOST_LAG_S) + result.duration_s
             await pass_time(scheduler.exchange, due if result.duration_s else 0.0, clock)
             outputs = result.outputs
             if self._aborted:
