@@ -62,7 +62,10 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
     except NOT_DECODED as error:
         _refuse_newer(data)
         raise MalformedMessage(f"not a {_name(kind)}: {error}") from None
-    version = getattr(message, "v", WIRE_VERSION)
+    try:
+        version: int = message.v  # type: ignore[attr-defined]
+    except AttributeError:  # parts of messages have none
+        return message
     if version > WIRE_VERSION:
         raise UnsupportedVersion(f"a {_name(kind)} of version {version}; this program reads up to {WIRE_VERSION}")
     return message

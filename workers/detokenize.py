@@ -11,7 +11,6 @@ from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,8 +54,13 @@ class _Table:
 
     def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
         """Return the bytes of an incomplete character at the prompt's end, which belongs to the answer that completes it."""
-        known = (i for i in reversed(prompt_ids) if i not in self._skipped and 0 <= i < len(self._pieces))
-        tail = b"".join(reversed([self._pieces[i] for i in islice(known, _LONGEST_CHARACTER)]))[-_LONGEST_CHARACTER:]
+        tail, known = b"", len(self._pieces)
+        for token_id in reversed(prompt_ids):
+            if token_id not in self._skipped and 0 <= token_id < known:
+                tail = self._pieces[token_id] + tail
+                if len(tail) >= _LONGEST_CHARACTER:
+                    break
+        tail = tail[-_LONGEST_CHARACTER:]
         _, used = utf_8_decode(tail, "replace", False)
         return tail[used:]
 
@@ -265,7 +269,7 @@ class TextPipeline:
         detokenize = detokenizer(table, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
         self._detokenize = detokenize.push
         self._end = detokenize.finish
-        wanted = isinstance(stop, StopStrings) or any(stop)
+        wanted = stop and (isinstance(stop, StopStrings) or any(stop))
         self._stops = StopMatcher(stop, include_stop=include_stop) if wanted else None
         self._immune = min_tokens
 

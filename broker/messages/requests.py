@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -66,7 +67,7 @@ Small = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base of all messages that are maps."""
 
-    v: int = msgspec.field(default_factory=lambda: WIRE_VERSION)  # a factory, so that omit_defaults never leaves it out
+    v: int = msgspec.field(default_factory=partial(int, WIRE_VERSION))  # a factory, so that omit_defaults never leaves it out
 
 
 Target = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]  # seconds

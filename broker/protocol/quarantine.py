@@ -193,6 +193,8 @@ def limit_by_header(history: Sequence[HistoryEntry]) -> int:
 
     An upper bound of the suspicion: the judge knows which of the entries count.
     """
+    if not history:
+        return 0
     crashes = [
         Crash(entry.attempt, entry.worker, entry.group or UNKNOWN_GROUP, 2 if entry.worker.endswith(NAMED_DEATH) else 1)
         for entry in history

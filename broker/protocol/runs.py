@@ -13,7 +13,6 @@ from headrace.broker.jobs import RUN_MARK, job_of_run
 from headrace.broker.messages.control import RunRef
 from headrace.broker.messages.frames import Row
 from headrace.broker.protocol.run import STARTED, Run, RunState
-from headrace.jetstream.ports import Delivery
 
 # The order on a trial worker: which suspect may start, and what the worker promises its judge for it.
 #
@@ -86,18 +85,9 @@ class RunTable:
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._by_seq.values()))
 
-    def displaced(self, delivery: Delivery) -> Run | None:
-        """Find the run under this sequence if it is of another message, because the stream was deleted and made again."""
-        run = self._by_seq.get(delivery.stream_seq)
-        return run if run is not None and run.delivery.data != delivery.data else None
-
-    def redelivered(self, delivery: Delivery) -> bool:
-        """Replace the ack handle if this stored message is held here already. False if it is not."""
-        run = self._by_seq.get(delivery.stream_seq)
-        if run is None:
-            return False
-        run.delivery = delivery
-        return True
+    def at(self, seq: int) -> Run | None:
+        """Return the run of this stream sequence. It is another message's if the stream was deleted and made again."""
+        return self._by_seq.get(seq)
 
     def add(self, run: Run) -> None:
         if run.seq in self._by_seq:
@@ -106,7 +96,8 @@ class RunTable:
         self.sequences += run.envelope.choices
         if run.batch:
             self.batch[run] = None
-        self.suspect(run, run.limit, run.crashes)
+        if run.limit:
+            self._suspects.add(run)
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
@@ -123,13 +114,14 @@ class RunTable:
 
     def remove(self, run: Run) -> bool:
         """Forget a run. False if it was forgotten before."""
-        if run.gone:
+        if run.state is RunState.GONE:
             return False
         run.forget()
         del self._by_seq[run.seq]
         self.sequences -= run.envelope.choices
         self._suspects.discard(run)
-        self.batch.pop(run, None)
+        if run in self.batch:
+            del self.batch[run]
         same = self._by_id[run.id]
         same.remove(run)
         if not same:

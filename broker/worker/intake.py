@@ -204,7 +204,8 @@ class Intake:
         elif not self._due:
             self._due = True
             self._loop.call_soon(self._ask_for_work)
-        self._ask_for_requests()
+        if self._asking or not self._presence.members.has_router(self._presence.pool):
+            self._ask_for_requests()
 
     def _ask_for_work(self) -> None:
         """Count the slots of batch runs that would make way as free ones."""
@@ -264,11 +265,12 @@ class Intake:
     def _take(self, delivery: Delivery) -> bool:
         """Hold a message, or give it back and return False."""
         presence, table = self._presence, self._table
-        if (old := table.displaced(delivery)) is not None:
+        if (old := table.at(delivery.stream_seq)) is not None:
+            if old.delivery.data == delivery.data:
+                old.delivery = delivery  # delivered again: the last one is to be acknowledged
+                return True
             log.warning("work.displaced", **log_ids(old.envelope), seq=old.seq)
             self._runs.abandon(old)
-        if table.redelivered(delivery):
-            return True
         if not presence.taking or not presence.lease.held:
             delivery.nak(self._deps.timing.retry_s)
             return False
@@ -277,7 +279,6 @@ class Intake:
             return False
         if (run := self._read(delivery)) is not None:
             table.add(run)
-            metrics.RUNS.set(len(table))
             self._placed.pop((run.id, run.attempt), None)
             try:
                 self._preemption.make_room(run)

@@ -61,7 +61,8 @@ class TokenOutbox:
             return
         log = run.choices[choice]
         logged, said = log.ids, log.texts
-        self._pending[run.judge].append(Row(run.id, run.attempt, run.run, choice, len(logged), ids, texts))
+        rows = self._pending[run.judge]
+        rows += (Row(run.id, run.attempt, run.run, choice, len(logged), ids, texts),)
         logged += ids
         said += texts
 
@@ -77,7 +78,7 @@ class TokenOutbox:
             self._send(judge, rows)
         if self._ending:
             for run in self._ending:
-                if run.state is RunState.RUNNING and run.complete:
+                if run.state is _RUNNING and run.complete:
                     run.end(asyncio.get_running_loop().time())
             self._ending.clear()
 

@@ -157,6 +157,7 @@ class WorkerRuns:
         self.append_token = self.outbox.append_token
         self.flush = self.outbox.flush
         self.fail = self.outbox.fail
+        metrics.RUNS.set_function(self.table.__len__)
         presence.on_lapse(self._lapse)
 
     @property
@@ -273,7 +274,6 @@ class WorkerRuns:
     def _forget(self, run: Run, how: str) -> None:
         if self.table.remove(run):
             metrics.settled(how).inc()
-            metrics.RUNS.set(len(self.table))
             self._reports.add("settled", run.id, run.attempt, run.made, rank=run.rank)
             self._presence.changed()
 

@@ -96,11 +96,12 @@ class ChoiceRun:
         """Build the engine's sequence for the rest of this choice. Emitted tokens are a forced prefix."""
         generation = self.generation
         emitted = self.run.choices[self.choice].ids
+        count = len(emitted)
         sampling = generation.sampling
         sampling = msgspec.structs.replace(
             sampling,
-            max_tokens=self.limit - len(emitted),
-            min_tokens=max(0, sampling.min_tokens - len(emitted)),
+            max_tokens=self.limit - count,
+            min_tokens=max(0, sampling.min_tokens - count),
             seed=None if sampling.seed in (None, -1) else sampling.seed + self.choice,  # -1 is no seed, as in vLLM
         )
         return EngineSequence(

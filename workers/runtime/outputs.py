@@ -76,7 +76,8 @@ class Outputs:
         ids = output.ids
         if not choice.first_s and ids:
             self._first_token(choice, now_s)
-        choice.plain = choice.first_s > 0.0 and not choice.generation.stop
+        stops = choice.generation.stop
+        choice.plain = choice.first_s > 0.0 and not stops
         push = choice.push
         finish = output.finish
         last = len(ids) - 1 if finish is not None else -1
@@ -87,7 +88,7 @@ class Outputs:
             else:  # A stop token is not part of the text.
                 hidden = finish == "stop" and not choice.generation.include_stop
                 texts.append(choice.pipeline.last(token, hidden=hidden))
-            if choice.pipeline.stopped is not None:
+            if stops and choice.pipeline.stopped is not None:
                 self._stopped_by_string(choice, ids[: index + 1], texts, output)
                 return
         if finish == "abort":
@@ -145,7 +146,8 @@ class Outputs:
         completion_tokens = len(run.choices[choice.choice].ids) + len(ids)
         logprobs = output.logprobs[: len(ids)] if output is not None and output.logprobs is not None else None
         tail = choice.pipeline.finish()
-        if choice.pipeline.stopped is not None:  # The held-back text may turn out to be a stop string only now.
+        # The held-back text may turn out to be a stop string only now.
+        if choice.generation.stop and choice.pipeline.stopped is not None:
             reason, stop = "stop", choice.pipeline.stopped
         reason, reasoning_tokens = choice.verdict(reason)
         fin = Finish(

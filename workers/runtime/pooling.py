@@ -78,8 +78,9 @@ class PoolRuns:
             task.add_done_callback(partial(self._forget, run))
 
     def stop(self, run: Run) -> None:
-        for task in self._tasks.pop(run, set()) - {asyncio.current_task()}:
-            task.cancel()
+        if run in self._tasks:
+            for task in self._tasks.pop(run) - {asyncio.current_task()}:
+                task.cancel()
 
     def _forget(self, run: Run, task: asyncio.Task[None]) -> None:
         mine = self._tasks.get(run)

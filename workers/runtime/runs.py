@@ -96,26 +96,31 @@ class ChoiceIntake:
         if generation.prompt_embeds is not None:
             embeds = read_matrix(generation.prompt_embeds, param="prompt_embeds")
             prompt = [0] * embeds.shape[0]
-        room = self._info.context_length - len(prompt)
+        tokens = len(prompt)
+        room = self._info.context_length - tokens
         if not prompt:
             raise RequestInvalid("the prompt is empty", param="prompt")
         if room < 1:
             raise RequestInvalid(
-                f"the prompt has {len(prompt)} tokens; the context length is {self._info.context_length}", param="prompt"
+                f"the prompt has {tokens} tokens; the context length is {self._info.context_length}", param="prompt"
             )
         try:
-            check_limits(generation, choices=run.envelope.choices, prompt_tokens=len(prompt))
+            check_limits(generation, choices=run.envelope.choices, prompt_tokens=tokens)
         except RequestOverLimit as error:  # of a publisher that has asked no frontend
             raise RequestInvalid(str(error), param=error.param) from None
-        plan = self._plan(generation, prompt)
+        plan = None
+        if generation.parse is not None:
+            if self._parsers is None:
+                raise RequestInvalid("this worker has no parsers for tool calls and reasoning", param="tools")
+            plan = self._parsers.plan(generation.parse, generation, prompt)
         if plan is not None:
             needed = plan.requirements
             generation = msgspec.structs.replace(
                 generation, guided=needed.guided, skip_special_tokens=needed.skip_special_tokens
             )
         wanted = generation.sampling.max_tokens
-        limit = room if wanted is None else min(wanted, room)
-        expected = self._expected_cached(run, len(prompt), cache)
+        limit = room if wanted is None or wanted > room else wanted
+        expected = self._expected_cached(run, tokens, cache)
         request = RunRequest(
             generation=generation,
             prompt=prompt,
@@ -124,7 +129,7 @@ class ChoiceIntake:
             prompt_embeds=embeds,
             requirements=plan.requirements if plan is not None else None,
         )
-        stops = StopStrings(generation.stop) if any(generation.stop) else ()
+        stops = StopStrings(generation.stop) if generation.stop and any(generation.stop) else ()
         choices = []
         for index, log in enumerate(run.choices):
             if log.settled:
@@ -132,13 +137,6 @@ class ChoiceIntake:
             choice = ChoiceRun(run, index, request, self._answer(request, plan, run, index, stops))
             choices.append(choice)
         return generation, choices
-
-    def _plan(self, generation: Generation, prompt: list[int]) -> ParsePlan | None:
-        if generation.parse is None:
-            return None
-        if self._parsers is None:
-            raise RequestInvalid("this worker has no parsers for tool calls and reasoning", param="tools")
-        return self._parsers.plan(generation.parse, generation, prompt)
 
     def _answer(
         self, request: RunRequest, plan: ParsePlan | None, run: Run, choice: int, stops: StopStrings | tuple[()]
@@ -224,22 +222,22 @@ class Runs:
         except WorkerError as error:
             refuse(self._sink, run, error)
             return
-        refusal = cannot_resume(run, generation, self._engine.capabilities)
-        if refusal is not None:
-            self._sink.fail(run, JobFault("resume_impossible", refusal, retriable=True))
-            return
         if run.resumed:
+            refusal = cannot_resume(run, generation, self._engine.capabilities)
+            if refusal is not None:
+                self._sink.fail(run, JobFault("resume_impossible", refusal, retriable=True))
+                return
             metrics.RESUMED.inc()
-        if tokens_to_replay(choices) > INLINE_TOKENS:
-            self._replaying[run] = self._scope.spawn(self._replay(run, choices, generation, payload))
-            return
-        try:
-            replay(choices)
-        except AnswerUnreadable as error:
-            refuse(self._sink, run, error)
-        else:
-            self._begin_all(run, choices, generation, payload)
-            self._sink.flush()
+            if tokens_to_replay(choices) > INLINE_TOKENS:
+                self._replaying[run] = self._scope.spawn(self._replay(run, choices, generation, payload))
+                return
+            try:
+                replay(choices)
+            except AnswerUnreadable as error:
+                refuse(self._sink, run, error)
+                return
+        self._begin_all(run, choices, generation, payload)
+        self._sink.flush()
 
     async def _replay(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
         """Begin a run once its emitted tokens have been replayed."""
@@ -313,9 +311,10 @@ class Runs:
         return all(cannot_resume(run, choice.generation, able) is None for choice in self._sequences.of(run))
 
     def stop(self, run: Run) -> None:
-        self._parked.pop(run, None)
-        if (replaying := self._replaying.pop(run, None)) is not None:
-            replaying.cancel()
+        if run in self._parked:
+            del self._parked[run]
+        if run in self._replaying:
+            self._replaying.pop(run).cancel()
         self._withdraw(run)
 
     def give_up(self, run: Run, error: WorkerError) -> None:

@@ -363,12 +363,12 @@ class Runtime:
                 if self.raw:
                     self.raw.on_output(output)
                 continue
-            ids = output.ids
             try:
-                if choice.plain and len(ids) == 1 and not (output.finish or output.fault or output.logprobs):  # nearly always
-                    append_token(choice.run, choice.choice, ids, choice.push(ids[0]))
-                else:
-                    self._outputs.take(choice, output, now)
+                match output.ids:
+                    case [token] if choice.plain and not (output.finish or output.fault or output.logprobs):  # nearly always
+                        append_token(choice.run, choice.choice, output.ids, choice.push(token))
+                    case _:
+                        self._outputs.take(choice, output, now)
             except (AnswerUnreadable, RequestInvalid) as error:
                 self._runs.give_up(choice.run, error)
         sink.flush()

@@ -187,8 +187,9 @@ class Sequences:
     def begin_here(self, choice: ChoiceRun) -> None:
         """Have this engine compute the prompt of a choice."""
         self._activate(choice)
-        self.unsubmitted_by[choice.run.rank or 0] += choice.uncached
-        self._commands.put(partial(self._submit_here, choice))
+        tokens = choice.uncached
+        self.unsubmitted_by[choice.run.rank or 0] += tokens
+        self._commands.put(partial(self._submit_here, choice, tokens))
 
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
         """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
@@ -203,10 +204,8 @@ class Sequences:
         self.active[choice.id] = choice
         self._by_run.setdefault(choice.run, []).append(choice)
 
-    def end(self, choice: ChoiceRun) -> None:
-        self._drop(choice)
-
-    def _drop(self, choice: ChoiceRun) -> bool:
+    def end(self, choice: ChoiceRun) -> bool:
+        """Forget a choice that the engine has ended. Returns False if it is not in the engine."""
         if self.active.get(choice.id) is not choice:
             return False
         del self.active[choice.id]
@@ -216,8 +215,8 @@ class Sequences:
             del self._by_run[choice.run]
         return True
 
-    async def _submit_here(self, choice: ChoiceRun) -> None:
-        self.unsubmitted_by[choice.run.rank or 0] -= choice.uncached
+    async def _submit_here(self, choice: ChoiceRun, tokens: int) -> None:
+        self.unsubmitted_by[choice.run.rank or 0] -= tokens
         await self._submit_or_read(choice, choice.id, None)
 
     async def _submit_or_read(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
@@ -257,7 +256,7 @@ class Sequences:
 
     def fail_handover(self, choice: ChoiceRun, fault: Fault) -> None:
         """Resolve the hand-over of a choice with a fault: the engine has dropped the choice."""
-        self._drop(choice)
+        self.end(choice)
         if choice.first_token is not None and not choice.first_token.done():
             choice.first_token.set_result(fault)
 
@@ -266,7 +265,7 @@ class Sequences:
 
     def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
         """Abort a choice in the engine, and release the blocks that `params` name."""
-        if self._drop(choice):
+        if self.end(choice):
             self.abort(choice)
         if params is not None:
             self._commands.put(partial(self._engine.release, choice.id, params))
@@ -278,7 +277,7 @@ class Sequences:
         """Abort a run in the engine. Returns its choices that were in the engine."""
         mine = self.of(run)
         for choice in mine:
-            self._drop(choice)
+            self.end(choice)
         if mine:
             self.abort(*mine)
         return mine

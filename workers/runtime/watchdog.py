@@ -29,13 +29,13 @@ class StallLimit:
 
     def __init__(self, setting_s: float) -> None:
         self._setting_s = setting_s
-        self._longest_s = self._before_s = 0.0  # of this window and of the one before
+        self.longest_s = self._before_s = 0.0  # of this window and of the one before
         self._window_ends_s: float | None = None
 
     def step(self, took_s: float) -> None:
-        """Take note of a step. Cheap, because engines make thousands a second."""
-        if took_s > self._longest_s:
-            self._longest_s = took_s
+        """Take note of a step. The caller may leave out one that is not above `longest_s`."""
+        if took_s > self.longest_s:
+            self.longest_s = took_s
 
     def roll(self, now_s: float) -> None:
         """Forget old steps. To be called every second or so."""
@@ -43,14 +43,14 @@ class StallLimit:
             self._window_ends_s = now_s + WINDOW_S
         elif now_s >= self._window_ends_s:
             over_s = now_s - self._window_ends_s
-            self._before_s = self._longest_s if over_s < WINDOW_S else 0.0
-            self._longest_s = 0.0
+            self._before_s = self.longest_s if over_s < WINDOW_S else 0.0
+            self.longest_s = 0.0
             self._window_ends_s = now_s + WINDOW_S
 
     @property
     def limit_s(self) -> float:
         """Return the limit in seconds."""
-        longest_s = max(self._longest_s, self._before_s)
+        longest_s = max(self.longest_s, self._before_s)
         if not longest_s:
             return self._setting_s
         followed_s = min(max(FACTOR * longest_s, LEAST_S), self._setting_s)
@@ -109,7 +109,7 @@ class Watchdog:
     def stepped(self) -> float:
         """Record a report of the engine, which proves that it lives. Returns the time by the loop's clock."""
         now = self._loop.time()
-        if self._last_step_s:
+        if self._last_step_s and now - self._last_step_s > self._stall.longest_s:
             self._stall.step(now - self._last_step_s)
         self._last_step_s = self._reported_s = now
         return now

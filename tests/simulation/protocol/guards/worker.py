@@ -18,7 +18,6 @@ from headrace.broker.worker import outbox
 from headrace.broker.worker import runs as worker_runs
 from headrace.broker.worker.inbox import Inbox
 from headrace.broker.worker.runs import Admission, WorkerRuns
-from headrace.jetstream.ports import Delivery
 from tests.simulation.protocol.guards.registry import guard
 from tests.simulation.virtual.messaging import SimMessaging
 
@@ -27,10 +26,10 @@ from tests.simulation.virtual.messaging import SimMessaging
 def runs_are_keyed_by_sequence(patch: pytest.MonkeyPatch) -> None:
     remove = RunTable.remove
 
-    def redelivered(self: RunTable, delivery: Delivery) -> bool:
-        if (old := self._by_seq.pop(delivery.stream_seq, None)) is not None:
+    def at(self: RunTable, seq: int) -> Run | None:
+        if (old := self._by_seq.pop(seq, None)) is not None:
             self._by_seq[-old.run] = old
-        return False
+        return None
 
     def remove_any(self: RunTable, run: Run) -> bool:
         newer = self._by_seq.get(run.seq)
@@ -41,7 +40,7 @@ def runs_are_keyed_by_sequence(patch: pytest.MonkeyPatch) -> None:
             self._by_seq[newer.seq] = newer
         return done
 
-    patch.setattr(RunTable, "redelivered", redelivered)
+    patch.setattr(RunTable, "at", at)
     patch.setattr(RunTable, "remove", remove_any)
 
 

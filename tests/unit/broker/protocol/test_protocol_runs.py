@@ -43,14 +43,12 @@ def make(
     return Run(envelope=envelope, attempt=attempt, history=history or [], run=seq * 10, delivery=FakeDelivery(seq))
 
 
-def test_a_redelivery_of_a_held_sequence_only_replaces_the_ack_handle() -> None:
+def test_a_sequence_has_one_run() -> None:
     table = RunTable()
     run = make(5)
     table.add(run)
-    again = FakeDelivery(5, num_delivered=2)
-    assert table.redelivered(again)
-    assert run.delivery is again
-    assert not table.redelivered(FakeDelivery(6))
+    assert table.at(5) is run
+    assert table.at(6) is None
     with pytest.raises(ValueError, match="sequence 5"):
         table.add(make(5))
 
@@ -141,16 +139,6 @@ def test_tombstones_expire_and_are_bounded() -> None:
     stones.expire(61.5)
     assert "b" not in stones
     assert "c" in stones
-
-
-def test_another_message_under_the_sequence_of_a_held_one_is_no_redelivery() -> None:
-    """A stream that was deleted and made again counts from 1."""
-    table = RunTable()
-    run = make(5)
-    table.add(run)
-    assert table.displaced(FakeDelivery(5, num_delivered=2)) is None
-    assert table.displaced(FakeDelivery(5, data=b"another")) is run
-    assert table.displaced(FakeDelivery(6, data=b"another")) is None
 
 
 def test_the_tombstone_of_a_job_covers_all_of_its_runs() -> None:

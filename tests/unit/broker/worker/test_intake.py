@@ -16,7 +16,7 @@ from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
 from tests.simulation.virtual.world import World as VirtualWorld
 from tests.unit.broker.protocol.test_preemption import batch_run
-from tests.unit.broker.protocol.test_protocol_runs import make
+from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery, make
 from tests.unit.broker.worker.bench import SLOTS, Bench
 
 
@@ -121,6 +121,22 @@ async def test_runs_and_requests_on_their_way_take_slots() -> None:
     bench.presence.changed()
     one._work.add_credit.assert_called_with(2)  # type: ignore[attr-defined]
     one._requests["std"].add_credit.assert_called_with(1)  # type: ignore[attr-defined]
+
+
+async def test_a_message_that_is_delivered_again_only_replaces_the_ack_handle() -> None:
+    bench = Worker(run := make(5))
+    again = FakeDelivery(5, num_delivered=2)
+    assert intake(bench)._take(again)
+    assert ([*bench.runs.table], run.delivery) == ([run], again)
+
+
+async def test_another_message_under_the_sequence_of_a_held_one_takes_its_place() -> None:
+    """A stream that was deleted and made again counts from 1."""
+    bench = Worker(run := make(5))
+    bench.presence.withdraw("pause")  # the new message is given back
+    other = FakeDelivery(5, data=b"another")
+    assert not intake(bench)._take(other)
+    assert (run.gone, run.delivery is not other, len(bench.runs.table)) == (True, True, 0)
 
 
 def runs(*ranks: int) -> list[Run]:
