@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -25,6 +25,7 @@ from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, EngineInfo, Fault, Handover
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.prefill_side import PrefixLender
+from headrace.workers.runtime.sequences import Sequences
 
 log = structlog.get_logger()
 
@@ -46,17 +47,6 @@ def pick(able: list[WorkerMember], peers: list[WorkerMember], rng: random.Random
     return "" if len(able) in (0, len(peers)) else rng.choice(able).worker
 
 
-class HandoverEngines(Protocol):
-    def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
-        """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
-
-    def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
-        """Abort a choice in the engine, and release the blocks that `params` name."""
-
-    def begin_here(self, choice: ChoiceRun) -> None:
-        """Have this engine compute the prompt of a choice."""
-
-
 @dataclass(slots=True)
 class LastHandover:
     took_s: float = 0.0
@@ -68,7 +58,7 @@ class HandoverDeps:
     """The dependencies that all hand-overs of a decode worker share. `rng` chooses among equal prefill workers."""
 
     client: PrefillClient
-    engines: HandoverEngines
+    engines: Sequences
     info: EngineInfo
     style: DisaggStyle
     worker: str
@@ -77,10 +67,7 @@ class HandoverDeps:
 
 
 class RemotePrefillRun:
-    """The remote prefill of a run: its first open choice is handed over, the others find its blocks in the cache.
-
-    Implements `headrace.workers.runtime.runs.RemotePrefill`.
-    """
+    """The remote prefill of a run: its first open choice is handed over, the others find its blocks in the cache."""
 
     def __init__(
         self,

@@ -25,8 +25,9 @@ from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Handover, O
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.decode_side import HandoverDeps, HandoverSettings, LastHandover, RemotePrefillRun, pick
-from headrace.workers.runtime.prefill_side import PrefillSide, PrefixLender, RawSequences
+from headrace.workers.runtime.prefill_side import PrefillSide, PrefixLender
 from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.runtime.sequences import RawSubmissions
 from headrace.workers.settings import PrefillMode, WorkerSettings
 
 
@@ -156,7 +157,7 @@ WITHIN_S = 30.0
 class PeerWarmup:
     """Warms up the prefill workers that this worker has not met yet."""
 
-    def __init__(self, deps: HandoverDeps, raw: RawSequences, *, decodes: Callable[[], bool]) -> None:
+    def __init__(self, deps: HandoverDeps, raw: RawSubmissions, *, decodes: Callable[[], bool]) -> None:
         """`decodes` returns whether this worker has the role `decode` and serves."""
         self._client = deps.client
         self._raw = raw

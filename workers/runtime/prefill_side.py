@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
@@ -21,25 +21,11 @@ from headrace.workers import metrics
 from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Fault, Handover, Output, Sequence
 from headrace.workers.kv.feed import cached_tokens
 from headrace.workers.runtime.choice import ChoiceRun
-from headrace.workers.runtime.sequences import MediaOrigin
+from headrace.workers.runtime.sequences import MediaOrigin, RawSubmissions
 
 log = structlog.get_logger()
 
-OnOutput = Callable[[Output], None]
 OnFinished = Callable[[PrefillDone], None]
-
-
-class RawSequences(Protocol):
-    """Accepts sequences that belong to no run of this worker. They reach the engine in the order of the calls."""
-
-    def submit_raw(self, sequence: Sequence, on_output: OnOutput, origin: MediaOrigin | None = None) -> None:
-        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence.
-
-        With `origin` embeddings of its media are fetched from other workers.
-        """
-
-    def abort_raw(self, sequence_id: str) -> None:
-        """Abort a sequence and release the blocks that it offers. No further output reaches `on_output`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +56,7 @@ class PrefillSide:
         self,
         engine: Engine,
         info: EngineInfo,
-        raw: RawSequences,
+        raw: RawSubmissions,
         *,
         worker: str,
         caches: Seq[Callable[[], Container[int]]],
@@ -230,7 +216,7 @@ WITHIN_S = 2.0
 class PrefixLender:
     """Lends prefixes of prompts. Without `EngineInfo.lends` it lends nothing."""
 
-    def __init__(self, raw: RawSequences, info: EngineInfo) -> None:
+    def __init__(self, raw: RawSubmissions, info: EngineInfo) -> None:
         self._raw = raw
         self._info = info
 

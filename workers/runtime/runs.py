@@ -35,6 +35,7 @@ from headrace.workers.runtime.choice import (
     replay_in_slices,
     tokens_to_replay,
 )
+from headrace.workers.runtime.decode_side import RemotePrefillRun
 from headrace.workers.runtime.outputs import Outputs, check_size
 from headrace.workers.runtime.sequences import Sequences
 
@@ -163,21 +164,12 @@ class ChoiceIntake:
         return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=cache(), engine_block=own)
 
 
-class RemotePrefill(Protocol):
-    @property
-    def waiting(self) -> list[ChoiceRun]:
-        """Return the choices that are not in the engine yet."""
-
-    async def run(self) -> None:
-        """Have the prompt computed, and give all choices to the engine."""
-
-
 class RemotePrefills(Protocol):
     """Decides which prompts other workers compute (`headrace.workers.runtime.handover.HandoverCoordinator`)."""
 
     def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision: ...
 
-    def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefill: ...
+    def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefillRun: ...
 
     def load(self, report: LoadReport) -> LoadReport:
         """Fill in the hand-over fields of a load report."""
@@ -204,7 +196,7 @@ class Runs:
         self._parked: dict[Run, list[ChoiceRun]] = {}
         self._scope = sequences.scope
         self._replaying: dict[Run, asyncio.Task[None]] = {}  # runs that are not in the engine yet
-        self._remote: dict[Run, tuple[RemotePrefill, asyncio.Task[None]]] = {}
+        self._remote: dict[Run, tuple[RemotePrefillRun, asyncio.Task[None]]] = {}
         self._loop = asyncio.get_running_loop()
 
     # -- begin -------------------------------------------------------------------------------------------------

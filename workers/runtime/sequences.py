@@ -80,7 +80,10 @@ async def with_embeddings(embeddings: Embeddings | None, sequence: Sequence, ori
 
 
 class RawSubmissions:
-    """Implements `headrace.workers.runtime.prefill_side.RawSequences`. The length is the number of sequences in the engine."""
+    """Sequences that belong to no run of this worker, which reach the engine in the order of the calls.
+
+    The length is the number of those in the engine.
+    """
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class RawSubmissions:
 
 
 class Sequences:
-    """Implements `headrace.workers.runtime.decode_side.HandoverEngines`."""
+    """The engine's sequences of runs, from their submission to their end."""
 
     def __init__(
         self,

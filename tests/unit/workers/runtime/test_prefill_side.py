@@ -46,7 +46,7 @@ def given(
     side = PrefillSide(
         None,  # type: ignore[arg-type]
         dataclasses.replace(INFO, handover="h", **info),
-        Raw(),
+        Raw(),  # type: ignore[arg-type]
         worker="p",
         caches=(),
     )
