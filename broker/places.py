@@ -8,6 +8,7 @@ its own id; rank 2 of worker `w` is the place `w~2`. No id contains `~`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -22,10 +23,12 @@ def place_name(worker: str, rank: int | None) -> str:
     return worker if rank is None else f"{worker}{SEPARATOR}{rank}"
 
 
+@lru_cache(maxsize=4096)
 def worker_of(place: str) -> str:
     return place.partition(SEPARATOR)[0]
 
 
+@lru_cache(maxsize=4096)
 def rank_of(place: str) -> int | None:
     """Return the rank that a place names; None if it is a whole worker, or no rank can be read."""
     rank = place.partition(SEPARATOR)[2]

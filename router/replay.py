@@ -313,7 +313,7 @@ class Recorder:
         head = held.head
         routed = Routed(
             at=self._wall(),
-            id=held.id,
+            id=head.id,
             attempt=held.attempt,
             router=self._router,
             worker=placement.worker,

@@ -66,6 +66,7 @@ class KvFollower:
         self._alive_s = 0.0
         self._doubtful = False  # events may have been removed unread
         self._loop = asyncio.get_running_loop()
+        inventory.POSITION.labels(self.pool).set_function(lambda: self.reader.seq)
 
     @property
     def ready(self) -> bool:
@@ -135,26 +136,30 @@ class KvFollower:
 
     async def _take_batch(self, follow: Follow) -> None:
         batch = await follow.next()
-        if self._doubtful or self._loop.time() - self._alive_s > STOOD_STILL_S:
+        now = self._loop.time()
+        if self._doubtful or now - self._alive_s > STOOD_STILL_S:
             await self._check_not_purged()
+            now = self._loop.time()
         waiting = len(batch.messages)
-        until = self._loop.time() + SHARE_S
+        until = now + SHARE_S
         for message in batch.messages:
             self._lag = batch.pending + waiting
             waiting -= 1
             worker = message.subject.rpartition(".")[2]
             while self.reader.reading == worker:
                 await asyncio.sleep(BUSY_S)
-            work = self.reader.receive(worker, message.seq, message.data, self._loop.time())
+                now = self._loop.time()
+            work = self.reader.receive(worker, message.seq, message.data, now)
             if work is not None:
                 await run_sliced(work)
-            if self._loop.time() >= until:
+            now = self._loop.time()
+            if now >= until:
                 await asyncio.sleep(0)
-                until = self._loop.time() + SHARE_S
+                now = self._loop.time()
+                until = now + SHARE_S
         self._lag = batch.pending
         self.reader.advance(batch.position)
-        self._alive_s = self._loop.time()
-        inventory.POSITION.labels(self.pool).set(self.reader.seq)
+        self._alive_s = now
 
     async def _check_not_purged(self) -> None:
         """Find out, after the process or the connection stood still, if unread events were purged. Raises StreamTrimmed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from headrace.base.metrics import Counter, Gauge, Histogram
@@ -87,6 +88,7 @@ def parts_of(index: PrefixIndex, worker: str, tier: Tier) -> Iterator[bytes]:
 
 EVENTS = Counter("headrace_router_kv_events_total", "Cache events applied to the index", ["kind"])
 BLOCKS = Counter("headrace_router_kv_blocks_total", "Blocks in cache events applied", ["change"])
+events, blocks = cache(EVENTS.labels), cache(BLOCKS.labels)
 REFUSED = Counter("headrace_router_kv_refused_total", "Cache events that could not be used", ["reason"])
 REPEATED = Counter("headrace_router_kv_repeated_total", "Cache events that were known already", ["why"])
 LOST = Counter("headrace_router_kv_lost_total", "Times a worker's blocks were dropped because events are missing", ["why"])

@@ -67,7 +67,8 @@ class OverlapCache:
     # Requests.
 
     def track(self, request_id: str, chain: Sequence[int]) -> None:
-        self.untrack(request_id)
+        if request_id in self._requests:
+            self.untrack(request_id)
         request = self._requests[request_id] = _Request(list(chain))
         request.path = self._insert(request_id, request.chain)
         self._stale[request_id] = None
@@ -91,7 +92,8 @@ class OverlapCache:
 
     def stale(self) -> Collection[str]:
         """Return the requests whose overlaps may have changed since they were last refreshed. Do not keep it over a refresh."""
-        self._refresh_dirty()
+        if self._dirty:
+            self._refresh_dirty()
         return self._stale.keys()
 
     def _refresh_dirty(self) -> None:

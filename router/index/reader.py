@@ -221,17 +221,19 @@ class KvEventReader:
         try:
             if isinstance(message, KvReset):
                 blocks = unpack(message.blocks)
-                inventory.EVENTS.labels("reset").inc()
-                inventory.BLOCKS.labels("reset").inc(sum(map(len, blocks.values())))
+                inventory.events("reset").inc()
+                inventory.blocks("reset").inc(sum(map(len, blocks.values())))
                 return self._gather(state, message, blocks, max(before, seq - 1), now_s)
             removed, stored = unpack(message.removed), unpack(message.stored)
         except UnusableBlocks as error:
             self.sources.refuse(worker, error.reason, str(error), now_s)
             self._lose(worker, state, error.reason, now_s)
             return None
-        inventory.EVENTS.labels("step").inc()
-        inventory.BLOCKS.labels("removed").inc(sum(map(len, removed.values())))
-        inventory.BLOCKS.labels("stored").inc(sum(map(len, stored.values())))
+        inventory.events("step").inc()
+        if removed:
+            inventory.blocks("removed").inc(sum(map(len, removed.values())))
+        if stored:
+            inventory.blocks("stored").inc(sum(map(len, stored.values())))
         self._break_off(worker, state, "a step came between its parts", now_s)
         return self._applier.change(worker, cleared=message.cleared, removed=removed, stored=stored, now_s=now_s)
 

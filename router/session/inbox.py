@@ -133,7 +133,7 @@ class Roster:
             if len(self._remote) > REMOTE_LIMIT:
                 del self._remote[next(iter(self._remote))]
             return
-        if event.kind == "placed" or event.kind == "started":
+        if event.kind in ("placed", "started"):
             return
         if event.id in self._remote:
             del self._remote[event.id]
@@ -222,8 +222,9 @@ class RouterInbox:
             self._malformed("load", error)
             return
         metrics.REPORTS.inc()
+        now = self._loop.time()
         for part in reports_of(report):
-            self._scheduler.on_report(part, self._loop.time())
+            self._scheduler.on_report(part, now)
         self._window.changed.set()
 
     def on_events(self, message: Message) -> None:
@@ -239,7 +240,10 @@ class RouterInbox:
             if event.rank is not None:
                 event = msgspec.structs.replace(event, worker=place_name(event.worker, event.rank))
             self._scheduler.on_event(event, now)
-            self._accuracy.on_event(event, now)
+            if event.kind == "started":
+                continue
+            if event.kind != "placed":
+                self._accuracy.on_event(event, now)
             self._roster.on_event(event, now)
         self._window.changed.set()
 

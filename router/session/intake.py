@@ -28,7 +28,7 @@ from headrace.jetstream.topology import request_consumer
 from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
 from headrace.router.session.placing import Refuser, fault_of
-from headrace.router.session.window import HeldRequest, RequestHead, RequestWindow, RouterDeps, decode_head
+from headrace.router.session.window import HeldRequest, RequestHead, RequestWindow, RouterDeps
 
 # Wakes sleeping workers of a pool for waiting requests that no worker in service may take (`wake_on_demand`).
 
@@ -171,17 +171,17 @@ class Intake:
             await pull.stop()
 
     def _on_delivery(self, delivery: Delivery, request_class: RequestClass) -> None:
-        if self._window.knows(delivery, request_class):
-            if (old := self._window.displaced(delivery, request_class)) is not None:
-                self._forget_displaced(old)
-            if self._window.redelivered(delivery, request_class):
+        if (old := self._window.at(delivery, request_class)) is not None:
+            if old.delivery.data == delivery.data:
+                old.delivery = delivery  # delivered again: the last one is to be acknowledged
                 self._window.balance()
                 return
+            self._forget_displaced(old)
         if not self._window.granted:
             delivery.nak()
             return
         try:
-            head = decode_head(delivery.data)
+            head = decode(RequestHead, delivery.data)
             attempt, history = parse_job_headers(delivery.headers)
             chain = unpack_u64(head.hashes)
         except WireError as error:
@@ -221,7 +221,7 @@ class Intake:
 
         A copy of an earlier attempt that waits is given back; the server delivers it again.
         """
-        other = self._window.of(held.id)
+        other = self._window.of(held.head.id)
         if other is None:
             return True
         if not other.waiting or other.attempt >= held.attempt:

@@ -5,6 +5,7 @@ Tenants come from clients, so only the first `MAX_TENANTS` of a process get a la
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import structlog
@@ -92,14 +93,10 @@ LEASE_LAPSES = Counter("headrace_router_lease_lapses_total", "Times this router 
 
 # Counted for every request: finding a labelled metric costs more than counting.
 RECEIVED_OF = {request_class: RECEIVED.labels(request_class) for request_class in REQUEST_CLASSES}
+placed = cache(PLACED.labels)
 JOB_EVENTS_OF = {kind: JOB_EVENTS.labels(kind) for kind in ("placed", "started", "prefilled", "settled", "moved")}
 
 _tenants: set[str] = set()
-
-
-def count_prefill(placement: Placement) -> None:
-    if placement.prefill is not None:
-        PREFILL.labels("remote" if placement.remote else "local", placement.prefill.reason).inc()
 
 
 def tenant_label(tenant: str) -> str:
@@ -186,8 +183,7 @@ class PredictionAccuracy:
         OVERLAP_FOUND.inc(max(0, request.tokens - placement.uncached))
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        if event.kind not in ("prefilled", "settled", "moved"):
-            return
+        """Compare at `prefilled`. Its attempt is forgotten then, and at `settled` and `moved`; no other event may come here."""
         predicted = self._open.pop((event.id, event.attempt), None)
         if predicted is None or event.kind != "prefilled":
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import lru_cache, partial
 
 import msgspec
 import structlog
@@ -131,7 +132,6 @@ class Placer:
         record: Callable[[HeldRequest, Placement], None] | None = None,
     ) -> None:
         self._messaging = deps.messaging
-        self._subjects = deps.subjects
         self._pool = deps.pool
         self._router = deps.router
         self._timing = deps.options.timing
@@ -142,15 +142,16 @@ class Placer:
         self._accuracy = accuracy
         self._record = record
         self._loop = asyncio.get_running_loop()
-        self._gauge = metrics.IN_FLIGHT.labels(deps.pool)
+        self._work_of = lru_cache(maxsize=1024)(partial(deps.subjects.work, deps.pool))
+        self._events = deps.subjects.events(deps.pool)
         self.in_flight = 0
+        metrics.IN_FLIGHT.labels(deps.pool).set_function(lambda: self.in_flight)
         self._running: set[asyncio.Task[None]] = set()
         self._announced: list[JobEvent] = []  # in this turn of the loop
 
     def place(self, held: HeldRequest, placement: Placement) -> None:
         held.place()
         self.in_flight += 1
-        self._gauge.inc()
         task = self._tasks.spawn_guarded(self._place(held, placement), lambda error: self._failed(held, error))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -169,7 +170,6 @@ class Placer:
             outcome = await self._publish(held, placement)
         finally:
             self.in_flight -= 1
-            self._gauge.dec()
         if isinstance(outcome, JobFault):
             self.impossible(held, outcome)
         elif outcome == "full":
@@ -181,7 +181,7 @@ class Placer:
 
     async def _publish(self, held: HeldRequest, placement: Placement) -> str | JobFault:
         """Return `stored`, `duplicate`, `full`, or the fault of a message that the server can never store."""
-        subject = self._subjects.work(self._pool, worker_of(placement.worker))
+        subject = self._work_of(worker_of(placement.worker))
         headers = job_headers(held.attempt, held.history)
         if (rank := rank_of(placement.worker)) is not None:
             headers[HEADER_RANK] = str(rank)
@@ -190,7 +190,7 @@ class Placer:
             headers |= prefill_header(named)
         if placement.kept:
             headers[HEADER_KEPT] = "1"
-        msg_id = f"{held.id}.{held.attempt}@{held.delivery.stream_seq}"
+        msg_id = f"{held.head.id}.{held.attempt}@{held.delivery.stream_seq}"
         while True:
             try:
                 ack = await self._messaging.publish(
@@ -218,9 +218,10 @@ class Placer:
         """Release a request whose message is stored for its worker. A duplicate was announced by the router that stored it."""
         if not duplicate:
             self._announce(held, placement)
-        metrics.PLACED.labels(placement.reason).inc()
+        metrics.placed(placement.reason).inc()
         metrics.WAITED_S.observe(placement.waited_s)
-        metrics.count_prefill(placement)
+        if placement.prefill is not None:
+            metrics.PREFILL.labels("remote" if placement.remote else "local", placement.prefill.reason).inc()
         if placement.fleet is not None:
             count_decision(self._pool, placement.fleet)
         self._accuracy.placed(placement)
@@ -254,7 +255,7 @@ class Placer:
         self._announced.append(
             JobEvent(
                 "placed",
-                held.id,
+                held.head.id,
                 held.attempt,
                 worker_of(placement.worker),
                 held.head.tokens,
@@ -269,7 +270,7 @@ class Placer:
 
     def _send(self) -> None:
         events, self._announced = self._announced, []
-        self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=events)))
+        self._messaging.send(self._events, encode(JobEvents(events=events)))
 
 
 LEAST_NAP_S = 0.001

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from headrace.broker.codec import decode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages.control import Explanation, HistoryEntry, Inspection
 from headrace.broker.messages.events import JobEvent, LoadReport
@@ -178,6 +177,7 @@ class HeldRequest:
     attempt: int
     history: list[HistoryEntry]
     request_class: RequestClass
+    key: tuple[bool, int] = (False, 0)  # the stored message; moved requests lie in a stream of their own
     size: int = 0
     gauge: Any = field(default=None, repr=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
@@ -207,15 +207,6 @@ class HeldRequest:
     @property
     def id(self) -> str:
         return self.head.id
-
-    @property
-    def key(self) -> tuple[bool, int]:
-        """The stored message. Moved requests lie in a stream of their own."""
-        return self.request_class in MOVED_CLASSES, self.delivery.stream_seq
-
-
-def decode_head(data: bytes) -> RequestHead:
-    return decode(RequestHead, data)
 
 
 # The requests a router holds un-acked: those that the server believes to be delivered to it, and until when it does.
@@ -247,8 +238,8 @@ class RequestWindow:
         self._loop = asyncio.get_running_loop()
         self._extended_s = self._loop.time()
         self._gauges: dict[tuple[str, str], Any] = {}  # finding a labelled metric costs more than setting it
-        self._bytes_gauge = metrics.WINDOW_BYTES.labels(self.pool)
         self.bytes = 0
+        metrics.WINDOW_BYTES.labels(self.pool).set_function(lambda: self.bytes)
         self._loops: dict[RequestClass, PullLoop] = {}
         self._allowed = False  # requests were asked for, the last time
 
@@ -276,26 +267,19 @@ class RequestWindow:
     def of(self, request_id: str) -> HeldRequest | None:
         return self._by_id.get(request_id)
 
-    def knows(self, delivery: Delivery, request_class: RequestClass) -> bool:
-        return (request_class in MOVED_CLASSES, delivery.stream_seq) in self._by_key
+    def at(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
+        """Return the request held under the sequence of this delivery.
 
-    def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
-        """Return the request held under this sequence if it is of another message: the stream was deleted and made again."""
-        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
-        return held if held is not None and held.delivery.data != delivery.data else None
-
-    def redelivered(self, delivery: Delivery, request_class: RequestClass) -> bool:
-        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
-        if held is None:
-            return False
-        held.delivery = delivery
-        return True
+        It is another message's if the stream was deleted and made again.
+        """
+        return self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
 
     def add(self, held: HeldRequest) -> None:
         """Hold one more request. Raises KeyError if another one of this id is held."""
         head = held.head
         if head.id in self._by_id:
             raise KeyError(head.id)
+        held.key = held.request_class in MOVED_CLASSES, held.delivery.stream_seq
         held.size = len(held.delivery.data)
         held.gauge = self._gauge(held.request_class, metrics.tenant_label(head.tenant))
         self._by_key[held.key] = held
@@ -303,18 +287,16 @@ class RequestWindow:
         self.counts[held.request_class] = self.counts.get(held.request_class, 0) + 1
         self.bytes += held.size
         held.gauge.inc()
-        self._bytes_gauge.set(self.bytes)
 
     def remove(self, held: HeldRequest) -> bool:
         if held.state is RequestState.GONE:
             return False
         held.leave()
-        self._by_key.pop(held.key, None)
-        self._by_id.pop(held.head.id, None)
+        del self._by_key[held.key]
+        del self._by_id[held.head.id]
         self.counts[held.request_class] -= 1
         self.bytes -= held.size
         held.gauge.dec()
-        self._bytes_gauge.set(self.bytes)
         return True
 
     def oldest_s(self, wall_s: float) -> float:

@@ -158,6 +158,7 @@ async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_ma
     assert [held.id for held in window] == ["new"]
     assert (scheduler.offered, scheduler.cancelled) == (["old", "new"], ["old"])
     assert old.said == new.said == []  # an ack of the old one would be one of the new one
+    assert [held.delivery for held in window] == [again]  # only the last delivery can be acknowledged
 
 
 async def test_a_request_that_cannot_be_read_becomes_a_dead_letter_and_does_not_come_again() -> None:

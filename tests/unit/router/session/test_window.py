@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker.codec import encode
+from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.run import IllegalTransition
 from headrace.jetstream.ports import PullLoop
 from headrace.jetstream.subjects import REQUEST_CLASSES
-from headrace.router.session.window import TRANSITIONS, HeldRequest, RequestHead, RequestState, RequestWindow, decode_head
+from headrace.router.session.window import TRANSITIONS, HeldRequest, RequestHead, RequestState, RequestWindow
 from tests.support.router.router_parts import FakeDelivery, held, request_window
 
 
@@ -27,12 +27,12 @@ def test_a_head_is_an_envelope_without_its_payload() -> None:
             affinity="hard", worker="w", require=["l"], prefer={"p": 2.0}, adapter="d", hashes=b"12345678", block_size=4,
         )
     )  # fmt: skip
-    head = decode_head(body)
+    head = decode(RequestHead, body)
     assert (head.id, head.judge, head.deadline, head.created, head.tokens) == ("a", "j", 2.0, 1.0, 7)
     assert (head.session, head.affinity, head.worker, head.require, head.prefer) == ("s", "hard", "w", ["l"], {"p": 2.0})
     assert (head.adapter, head.hashes, head.block_size) == ("d", b"12345678", 4)
     with pytest.raises(WireError):
-        decode_head(b"\x80")
+        decode(RequestHead, b"\x80")
 
 
 def test_every_routing_field_of_an_envelope_is_in_the_head() -> None:
@@ -58,27 +58,16 @@ async def test_it_counts_requests_and_bytes_by_class() -> None:
     assert (len(window), window.bytes, window.counts.get("std", 0), one.state) == (1, 5, 0, RequestState.GONE)
 
 
-async def test_a_redelivered_message_replaces_the_handle_and_nothing_else() -> None:
+async def test_a_request_is_found_by_the_stream_and_the_sequence_of_its_message() -> None:
     window = request_window()
-    one = held(7)
+    one, moved = held(7), held(9, "moved", "rb")
     window.add(one)
-    again = FakeDelivery(7)
-    assert window.redelivered(again, "std")
-    assert one.delivery is again
-    assert not window.redelivered(FakeDelivery(7), "re")  # moved requests lie in another stream
-    assert not window.redelivered(FakeDelivery(8), "std")
-    window.add(held(9, "moved", "rb"))
-    assert window.redelivered(FakeDelivery(9), "re")
-    assert not window.redelivered(FakeDelivery(9), "batch")
-
-
-async def test_another_message_under_a_held_sequence_is_told_from_a_redelivery() -> None:
-    window = request_window()
-    one = held(7)
-    window.add(one)
-    assert window.displaced(FakeDelivery(7), "std") is None
-    assert window.displaced(FakeDelivery(7, data=b"another"), "std") is one
-    assert window.displaced(FakeDelivery(7, data=b"another"), "re") is None
+    window.add(moved)
+    assert window.at(FakeDelivery(7), "std") is one
+    assert window.at(FakeDelivery(7), "re") is None  # moved requests lie in another stream
+    assert window.at(FakeDelivery(8), "std") is None
+    assert window.at(FakeDelivery(9), "re") is moved
+    assert window.at(FakeDelivery(9), "batch") is None
 
 
 async def test_two_requests_of_one_id_are_never_held_together() -> None:
