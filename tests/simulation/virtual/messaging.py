@@ -230,29 +230,32 @@ class SimMessaging:
         if not self.conn.client_up:
             raise NotConnected(f"{what}: not connected")
         timeout_s = self.network.config.timeout_s
-        return await self._call(lane, what, function, RequestTimeout(f"{what}: no answer within {timeout_s} s"), timeout_s)
+        return await self._call(lane, what, function, RequestTimeout, f"{what}: no answer within {timeout_s} s", timeout_s)
 
     async def write(self, lane: str, what: str, function: Callable[[], T], *, timeout_s: float, repeat: bool = False) -> T:
         """Store something. `repeat`: send it again after a reconnect. Raises PublishUnknown, and what `function` raises."""
         until = self.loop.time() + timeout_s
-        unknown = PublishUnknown(f"{what}: not confirmed within {timeout_s} s")
+        unknown = f"{what}: not confirmed within {timeout_s} s"
         while True:
             if not self.conn.client_up:
                 try:
                     async with asyncio.timeout_at(until):
                         await self._up.wait()
                 except TimeoutError:
-                    raise unknown from None
+                    raise PublishUnknown(unknown) from None
             try:
-                return await self._call(lane, what, function, unknown, until - self.loop.time())
+                return await self._call(lane, what, function, PublishUnknown, unknown, until - self.loop.time())
             except NotConnected:
                 if not repeat:
                     raise PublishUnknown(f"{what}: the connection broke") from None
 
-    async def _call(self, lane: str, what: str, function: Callable[[], T], on_timeout: Exception, timeout_s: float) -> T:
+    async def _call(
+        self, lane: str, what: str, function: Callable[[], T], late: Callable[[str], Exception], why: str, timeout_s: float
+    ) -> T:
+        """Fail with `late(why)` after `timeout_s`: an error that is not raised costs the process no call."""
         future: asyncio.Future[T] = self.loop.create_future()
         self._calls[future] = None
-        timer = self.loop.call_later(timeout_s, _fail, future, on_timeout)
+        timer = self.loop.call_later(timeout_s, lambda: _fail(future, late(why)))
         self.network.up(self.conn, lane, what, self._serve, lane, what, future, function)
         try:
             return await future
