@@ -68,7 +68,7 @@ test: $(if $(findstring tests/,$(ARGS)),$(ENGINES),test-unit test-system test-fa
 test-unit: layer-test ## unit tests, and the lines and branches that they must reach
 	@rm -rf .coverage && mkdir .coverage
 	@$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine' tests/unit $(ARGS) || [ $$? -eq 5 ]
-	@[ -n '$(ARGS)' ] || { $(BIN)/coverage combine -q && $(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR) | tail -n 1; }
+	@[ -n '$(ARGS)' ] || { $(BIN)/coverage combine -q && $(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR); }
 test-system: layer-test ## documented commands, simulations in virtual time, processes beside a real nats-server
 	$(PYTEST) $(IN_ORDER) 2 tests/docs tests/simulation
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
