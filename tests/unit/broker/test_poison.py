@@ -23,11 +23,12 @@ from headrace.broker.errors import WireError
 from headrace.broker.ingress.inbox import IngressInbox
 from headrace.broker.messages.durable import StreamEntry
 from headrace.broker.messages.events import KvMessage, LoadReport
-from headrace.broker.messages.frames import Finish, Frame, Row
+from headrace.broker.messages.frames import Finish, Frame, Part, Row
 from headrace.broker.messages.prefill import PrefillJob
-from headrace.broker.messages.requests import Pooling, Record
+from headrace.broker.messages.requests import Envelope, Pooling, Record
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.ports import Message
+from headrace.jetstream.subjects import Subjects
 from tests.support import poison
 from tests.support.ingress_parts import Parts
 
@@ -124,6 +125,17 @@ def test_a_request_is_refused_with_the_name_of_the_field(field: str, value: obje
         decode_request(changed)
 
 
+def tool_call(index: int) -> bytes:
+    return encode(Frame(worker="w", rows=[Row("r", 1, 7, 0, 0, [1], [[Part("tool", "b", index)]])]))
+
+
+@pytest.mark.parametrize("index", [-1, 4096, 10**12])
+def test_no_tool_call_has_an_index_that_a_list_would_be_made_up_to(index: int) -> None:
+    assert decode(Frame, tool_call(4095)).rows[0].id == "r"
+    with pytest.raises(WireError, match="rows"):
+        decode(Frame, tool_call(index))
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "9" * 21, "9" * 5000, "x", "1e3"])
 def test_an_attempt_in_a_header_is_bounded(value: str) -> None:
     with pytest.raises(WireError, match="Hr-Attempt"):
@@ -177,3 +189,17 @@ async def test_a_verdict_that_cannot_be_sent_is_dropped_and_the_next_ones_go_out
     parts.outbox.flush()
     parts.outbox.flush()
     assert [subject for subject, _ in parts.messages.sent] == ["hr.ctl.w"]
+
+
+def test_an_envelope_of_a_stored_job_needs_no_judge() -> None:
+    assert decode(Envelope, encode(poison.envelope("p", judge=""))).judge == ""
+
+
+def test_the_subjects_of_what_was_accepted_can_be_built() -> None:
+    names = Subjects("hr")
+    for data in poison.mutations(poison.envelope("p")):
+        envelope = read(decode_request, data)
+        if isinstance(envelope, Envelope):
+            names.judge(envelope.judge)
+            names.dlq(envelope.pool)
+            names.req(envelope.pool, "re", envelope.tenant)

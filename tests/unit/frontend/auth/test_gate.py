@@ -147,3 +147,15 @@ def test_only_probes_are_open_and_only_harmless_routes_take_any_key() -> None:
     assert {path for (_, path), scope in table.items() if scope == ANY} == HARMLESS
     assert set(table.values()) - {OPEN, ANY} <= set(SCOPES)
     assert len(table) > 60
+
+
+def test_a_browser_that_hides_the_origin_still_says_that_the_site_is_another() -> None:
+    with pytest.raises(OriginRefused):
+        guard().check("POST", b"localhost", None, b"cross-site")
+    guard().check("GET", b"localhost", None, b"cross-site")  # a link that was followed
+    guard().check("POST", b"localhost", None, b"none")
+
+
+def test_what_no_route_has_needs_a_key_too() -> None:
+    assert scope_of("GET", "/v1/no-such-thing") == ANY
+    assert scope_of("POST", "/live/../v1/files") == ANY

@@ -387,3 +387,16 @@ def test_with_allowed_domains_only_they_and_what_is_below_them_are_asked() -> No
     for other in ("http://badexample.org/", "http://example.org.evil.net/", "http://8.8.8.8/"):
         with pytest.raises(Forbidden, match=r"allowed domains: example\.org"):
             parse_url(other, allowed)
+
+
+async def test_only_ports_of_the_web_are_fetched_from() -> None:
+    """Otherwise requests could be used to scan the ports of others."""
+    for url in ("http://pictures.example:22/a.png", "https://8.8.8.8:8443/a.png"):
+        with pytest.raises(Forbidden, match="only 80 and 443"):
+            await fetcher(private=False, any_port=False).fetch(url, lambda start: None)  # and the name is not looked up
+
+    async def nowhere(host: str, port: int) -> Sequence[str]:
+        raise OSError
+
+    with pytest.raises(FetchFailed, match="cannot be resolved"):
+        await fetcher(nowhere, any_port=False).fetch("http://pictures.example:443/a.png", lambda start: None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.frontend.errors import BadRequest, MediaDecodingUnusable
-from headrace.frontend.prompts.media import PIXELS, ImageDecoder, MediaLoader
+from headrace.frontend.prompts.media import PIXELS, ImageDecoder, MediaLoader, content_name
 from headrace.frontend.prompts.media_parts import MediaPart, sniff
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.media_server import data_url
@@ -85,3 +85,10 @@ def test_without_the_package_the_start_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MediaDecodingUnusable, match=r"headrace\[media\]"):
         MediaLoader(FrontendSettings(media_decode=True))
+
+
+def test_what_engines_call_an_item_by_has_128_bits() -> None:
+    """Two items of one 64-bit name can be found on a laptop, and the second would get what the first one's owner computed."""
+    names = {content_name(data) for data in (b"", b"a", b"b")}
+    assert len(names) == 3
+    assert all(len(bytes.fromhex(name)) == 16 for name in names)
