@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from structlog.testing import capture_logs
 
 from headrace.broker.errors import JobFailed, NoWorker
 from headrace.broker.messages.frames import Finish, Part, Row
-from headrace.frontend.anthropic.api import MessageEvents, model_page
+from headrace.broker.models.cards import MediaSlot
+from headrace.frontend.anthropic.api import MessageEvents, model_entry, model_page
 from headrace.frontend.anthropic.schema import AnthropicForm
 from headrace.frontend.generation.sse import Head, UsageCounter
 from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
 from tests.support.frontend.anthropic_client import Client, events_of
 from tests.support.frontend.anthropic_machine import Machine
-from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, end, frontend, row
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, end, frontend, row, say
 
 HEADERS = {"anthropic-version": "2023-06-01"}
 SERVED = [FakeServed(msgspec.structs.replace(CARD, model=f"m{i}"), FILES) for i in range(7)]
@@ -71,6 +73,14 @@ def test_all_pages_together_are_the_listing_in_both_directions(limit: int) -> No
             more = page.has_more
             query[cursor] = str(getattr(page, edge))
         assert seen == [served.card.model for served in SERVED][: None if cursor == "after_id" else 6]
+
+
+def test_capabilities_come_from_the_card() -> None:
+    plain = model_entry(FakeServed(CARD, FILES)).capabilities
+    assert (plain.image_input.supported, plain.thinking.supported, plain.structured_outputs.supported) == (False, False, True)
+    card = msgspec.structs.replace(CARD, reasoning_parser="think", media={"image": MediaSlot("<i>", 5)})
+    rich = model_entry(FakeServed(card, FILES)).capabilities
+    assert (rich.image_input.supported, rich.thinking.supported) == (True, True)
 
 
 TURN = (
@@ -130,6 +140,15 @@ async def test_whole_and_streamed_say_the_same() -> None:
     assert machine.delta["delta"]["stop_reason"] == whole["stop_reason"]
 
 
+async def test_cached_tokens_are_not_input_tokens() -> None:
+    client = Client(say("x", cached_tokens=16))
+    usage = (await client.create()).json()["usage"]
+    assert usage["cache_read_input_tokens"] == 16
+    assert usage["input_tokens"] + 16 == client.ingress.jobs[0].prompt_tokens
+    start = played(await client.stream()).start["usage"]
+    assert start["input_tokens"] == client.ingress.jobs[0].prompt_tokens  # nobody knows at that point what was cached
+
+
 ENDINGS: list[tuple[list[Part], dict[str, Any], tuple[str, str | None]]] = [
     ([content("x")], {"reason": "stop"}, ("end_turn", None)),
     ([content("x")], {"reason": "stop", "stop": 256}, ("end_turn", None)),
@@ -150,6 +169,21 @@ async def test_why_it_stopped(parts: list[Part], finish: dict[str, Any], expecte
     whole = (await client.create()).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
     assert played(await client.stream()).delta["delta"] == dict(zip(("stop_reason", "stop_sequence"), expected, strict=True))
+
+
+async def test_an_answer_that_ends_where_the_context_does_says_so() -> None:
+    client = Client(say("x", reason="length"))
+    whole = (await client.create(max_tokens=100_000)).json()
+    assert whole["stop_reason"] == "model_context_window_exceeded"
+    job = client.ingress.jobs[0]
+    assert job.max_tokens == job.card.context_length - job.prompt_tokens == job.generation.sampling.max_tokens
+
+
+async def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:
+    with capture_logs() as logs:
+        whole = (await Client(say_parts([call(0, '{"a', name="f")], reason="length")).create()).json()
+    assert whole["content"][0]["input"] == {"unparsed_arguments": '{"a'}
+    assert "tool_input.not_an_object" in [line["event"] for line in logs]
 
 
 async def test_a_call_without_arguments_has_an_empty_input() -> None:
@@ -181,6 +215,13 @@ async def test_errors_have_anthropics_shape_type_and_status() -> None:
     client.frontend.lifecycle.draining = True
     draining = await client.create()
     assert (draining.status, draining.json()["error"]["type"]) == (529, "overloaded_error")
+
+
+async def test_a_prompt_that_is_too_long_is_told_in_the_words_clients_look_for() -> None:
+    answer = await Client().create(messages=[{"role": "user", "content": "x" * 1000}])
+    assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert answer.json()["error"]["message"].startswith("prompt is too long: 10")
+    assert answer.json()["error"]["message"].endswith("tokens > 512 maximum")
 
 
 def test_the_end_may_bring_text_that_was_held_back() -> None:

@@ -73,6 +73,12 @@ async def test_what_claude_code_asks_for_keeps_all_thinking(keep: Any) -> None:
     assert (numbers(prompt, "thought"), applied) == ([1, 2, 3, 4, 5], [])
 
 
+async def test_a_request_without_edits_says_nothing_of_them() -> None:
+    made = client()
+    assert "context_management" not in (await made.create(messages=MESSAGES)).json()
+    assert all("context_management" not in event for event in await made.stream(messages=MESSAGES))
+
+
 @pytest.mark.parametrize(
     ("edit", "kept", "cleared"),
     [({}, [4, 5], 1), ({"keep": {"type": "thinking_turns", "value": 2}}, [1, 2, 3, 4, 5], 0)],
@@ -113,6 +119,13 @@ async def test_earlier_results_of_tools_are_left_out(edit: dict[str, Any], resul
     assert prompt.count("has been cleared") == 4 - len(results)
     said = {"type": TOOL_USES, "cleared_tool_uses": 4 - len(results), "cleared_input_tokens": tokens(whole) - tokens(prompt)}
     assert applied == ([said] if len(results) < 4 else [])
+
+
+async def test_both_edits_apply_thinking_first_and_count_apart() -> None:
+    whole, _ = await prompt_of()
+    prompt, applied = await prompt_of({"type": TOOL_USES, "trigger": ALWAYS}, {"type": THINKING})
+    assert [edit["type"] for edit in applied] == [THINKING, TOOL_USES]
+    assert sum(edit["cleared_input_tokens"] for edit in applied) == tokens(whole) - tokens(prompt)
 
 
 async def test_a_prompt_that_fits_after_the_edits_is_answered_and_one_that_does_not_is_refused() -> None:

@@ -11,7 +11,7 @@ from headrace.frontend.anthropic.schema import MessagesRequest
 from headrace.frontend.anthropic.translate import chat_request
 from headrace.frontend.chat_schema import ChatRequest
 from tests.support.frontend.anthropic_client import Client
-from tests.support.frontend.fakes import FILES, FakeServed
+from tests.support.frontend.fakes import FILES, Call, FakeServed
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}, "cache_control": {"type": "ephemeral"}}
 USER = {"role": "user", "content": "hi"}
@@ -58,6 +58,14 @@ def test_blocks_become_messages() -> None:
         {"role": "tool", "tool_call_id": "c2", "content": "3"},
         {"role": "tool", "tool_call_id": "c3", "content": ""},
         {"role": "user", "content": "And?"},
+    ]
+
+
+def test_a_tool_that_the_client_has_found_is_named_to_the_model() -> None:
+    found = {"type": "tool_reference", "tool_name": "mcp__depot__stock"}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [found]}
+    assert chat_of(messages=[{"role": "user", "content": [result]}]).messages == [
+        {"role": "tool", "tool_call_id": "c", "content": "The tool mcp__depot__stock can be called now."}
     ]
 
 
@@ -121,10 +129,24 @@ def test_tool_choices_have_other_names(given: str, choice: str) -> None:
     assert chat_of(tools=[TOOL], tool_choice={"type": given}).tool_choice == choice
 
 
+def test_thinking_is_left_to_the_template_unless_the_request_says() -> None:
+    assert chat_of().chat_template_kwargs is None
+    assert chat_of(thinking={"type": "disabled"}).chat_template_kwargs == {"enable_thinking": False, "thinking": False}
+    kwargs = chat_of(thinking={"type": "adaptive"}, chat_template_kwargs={"thinking": "deep"}).chat_template_kwargs
+    assert kwargs == {"enable_thinking": True, "thinking": "deep"}
+
+
 def test_an_answer_the_client_has_begun_is_continued() -> None:
     chat = chat_of(messages=[USER, {"role": "assistant", "content": "The answer is"}])
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
     assert chat_of().continue_final_message is None
+
+
+def test_system_messages_among_the_others_stay_there_or_go_to_the_first() -> None:
+    messages = [USER, {"role": "system", "content": "Remember."}, USER]
+    assert [m["role"] for m in chat_of(messages=messages, system="Be brief.").messages] == ["system", "user", "system", "user"]
+    merged = chat_of(messages=messages, system="Be brief.", merge=True).messages
+    assert [(m["role"], m["content"]) for m in merged[:2]] == [("system", "Be brief.Remember."), ("user", "hi")]
 
 
 async def test_a_template_that_takes_system_messages_at_the_start_only_gets_them_there() -> None:
@@ -197,3 +219,12 @@ async def test_counting_gives_the_tokens_of_the_prompt_even_where_it_is_too_long
     long = await client.create("/v1/messages/count_tokens", messages=[{"role": "user", "content": "x" * 1000}])
     assert (long.status, long.json()["input_tokens"] > 1000) == (200, True)
     assert len(client.ingress.jobs) == 1  # nothing was run for it
+
+
+async def test_a_tool_of_anthropics_servers_is_left_out_and_reported() -> None:
+    client = Client()
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):  # counting tokens raises no counter
+        answer = await client.create(path, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+        assert (answer.status, answer.headers["headrace-tools-not-offered"]) == (200, "web_search")
+    counted = (await Call(client.frontend.app, "/metrics", method="GET").run()).body.decode()
+    assert 'headrace_frontend_tools_not_offered_total{kind="web_search"} 1.0' in counted

@@ -9,9 +9,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from headrace.broker.keys import SCOPES
-from headrace.frontend.auth.gate import ANY, OPEN, PageGuard, check_body_type, scope_of
+from headrace.frontend.auth.gate import ANY, OPEN, PageGuard, check_body_type, host_name, scope_of
 from headrace.frontend.errors import BadRequest, HostRefused, MediaTypeRefused, OriginRefused
-from tests.support.frontend.fakes import Call, FakeIngress, chat, frontend
+from tests.support.frontend.fakes import Call, FakeIngress, chat, frontend, post
 
 CHAT = "/v1/chat/completions"
 
@@ -36,6 +36,19 @@ async def test_a_page_gets_no_answer(headers: dict[str, str], status: int, code:
     assert call.received == 0
 
 
+async def test_a_refusal_has_the_form_of_the_api() -> None:
+    anthropic = await ask({"origin": "https://evil.example"}, "/v1/messages").run()
+    assert anthropic.json()["error"]["type"] == "permission_error"
+    ollama = await ask({"origin": "https://evil.example"}, "/api/chat").run()
+    assert "evil.example" in ollama.json()["error"]
+
+
+async def test_routes_that_change_nothing_are_guarded_too() -> None:
+    app = frontend(FakeIngress()).app
+    call = await Call(app, "/v1/models", method="GET", headers={"host": "rebound.evil.example"}).run()
+    assert call.status == 403
+
+
 @pytest.mark.parametrize("name", ["x-headrace-tenant", "host", "authorization", "x-api-key", "content-type", "origin"])
 async def test_a_doubled_header_that_decides_is_refused(name: str) -> None:
     call = ask({})
@@ -51,6 +64,19 @@ async def test_a_request_without_host_or_version_is_refused(version: str, host: 
         call.scope["headers"] = [h for h in call.scope["headers"] if h[0] != b"host"]  # type: ignore[attr-defined]
     call.scope["http_version"] = version
     assert (await call.run()).status == 400
+
+
+async def test_the_old_protocol_needs_no_host() -> None:
+    call = ask({})
+    call.scope["headers"] = [h for h in call.scope["headers"] if h[0] != b"host"]  # type: ignore[attr-defined]
+    call.scope["http_version"] = "1.0"
+    assert (await call.run()).status == 200
+
+
+async def test_a_body_needs_its_type_only_if_there_is_one() -> None:
+    call = await Call(frontend(FakeIngress()).app, CHAT).run()
+    assert call.status == 400
+    assert (await post(frontend(FakeIngress()).app, chat())).status == 200
 
 
 @pytest.mark.parametrize("kind", [b"application/json", b"Application/JSON ; charset=latin-1", b"application/vnd.api+json"])
@@ -87,6 +113,13 @@ def guard(host: str = "127.0.0.1", hosts: tuple[str, ...] = (), origins: tuple[s
 
 
 @pytest.mark.parametrize(
+    "host", [b"localhost", b"LOCALHOST:8000", b"127.0.0.1:8000", b"[::1]:8000", b"[::1]", b"app.localhost:1"]
+)
+def test_the_names_of_the_loopback_address_are_good(host: bytes) -> None:
+    guard().check("POST", host, None, None)
+
+
+@pytest.mark.parametrize(
     "host", [b"rebound.evil.example", b"127.0.0.1.evil.example", b"evil.example:8000", b"localhost.evil.example", b"10.0.0.1"]
 )
 def test_a_name_that_a_page_can_make_resolve_here_is_refused(host: bytes) -> None:
@@ -94,10 +127,26 @@ def test_a_name_that_a_page_can_make_resolve_here_is_refused(host: bytes) -> Non
         guard().check("GET", host, None, None)
 
 
+def test_a_refused_name_stays_refused_and_a_good_one_good() -> None:
+    one = guard()
+    for _ in range(2):
+        one.check("GET", b"localhost", None, None)
+        with pytest.raises(HostRefused):
+            one.check("GET", b"evil.example", None, None)
+
+
 @pytest.mark.parametrize("host", [b"", b":8000", b"a b", b"evil.example/localhost", b"x@localhost", b"localhost:80x", b"a,b"])
 def test_what_is_no_host_is_refused(host: bytes) -> None:
     with pytest.raises((BadRequest, HostRefused)):
         guard().check("GET", host, None, None)
+
+
+def test_names_that_the_operator_lists_are_good_beside_those_of_loopback() -> None:
+    one = guard(hosts=("llm.example",))
+    one.check("GET", b"llm.example:8000", None, None)
+    one.check("GET", b"localhost", None, None)
+    with pytest.raises(HostRefused):
+        one.check("GET", b"evil.example", None, None)
 
 
 def test_a_server_on_other_addresses_checks_names_only_if_it_is_told_some() -> None:
@@ -129,6 +178,27 @@ def test_the_pages_of_the_server_itself_and_listed_ones_may_call_it() -> None:
         guard(origins=("https://app.example",)).check("POST", b"localhost", b"https://app.example.evil", None)
 
 
+def test_a_browser_that_hides_the_origin_still_says_that_the_site_is_another() -> None:
+    with pytest.raises(OriginRefused):
+        guard().check("POST", b"localhost", None, b"cross-site")
+    guard().check("GET", b"localhost", None, b"cross-site")  # a link that was followed
+    guard().check("POST", b"localhost", None, b"none")
+
+
+def test_names_come_without_port_brackets_stay() -> None:
+    assert [host_name(h) for h in (b"A.example:80", b"[::1]:80", b"[::1]", b"a.example.")] == [
+        *("a.example", "[::1]", "[::1]", "a.example")
+    ]
+
+
+def test_hosts_that_were_found_good_are_remembered_up_to_a_bound() -> None:
+    """A client that names another host each time must not fill the memory."""
+    guard = PageGuard(listens_on="0.0.0.0", allowed_hosts=("*",), origins=())
+    for number in range(2000):
+        guard.check("GET", b"h%d.example" % number, None, None)
+    assert len(guard._good_hosts) <= 256
+
+
 # Routes that say nothing about tenants, models or load.
 HARMLESS = {"/", "/docs", "/openapi.json", "/version", "/api/version"}
 
@@ -147,13 +217,6 @@ def test_only_probes_are_open_and_only_harmless_routes_take_any_key() -> None:
     assert {path for (_, path), scope in table.items() if scope == ANY} == HARMLESS
     assert set(table.values()) - {OPEN, ANY} <= set(SCOPES)
     assert len(table) > 60
-
-
-def test_a_browser_that_hides_the_origin_still_says_that_the_site_is_another() -> None:
-    with pytest.raises(OriginRefused):
-        guard().check("POST", b"localhost", None, b"cross-site")
-    guard().check("GET", b"localhost", None, b"cross-site")  # a link that was followed
-    guard().check("POST", b"localhost", None, b"none")
 
 
 def test_what_no_route_has_needs_a_key_too() -> None:

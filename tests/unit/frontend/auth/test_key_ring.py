@@ -58,6 +58,16 @@ def test_keys_are_in_force_with_the_first_and_after_the_last() -> None:
     assert ring.in_force
 
 
+def test_a_key_that_was_given_may_do_everything() -> None:
+    ring = KeyRing(FrontendSettings(api_key=("one", "two")))
+    assert ring.in_force
+    caller = ring.find(b"two")
+    assert caller is not None
+    assert {"admin", "act_as", "generate"} <= caller.scopes
+    assert ring.find(b"three") is None
+    assert ring.find(b"") is None
+
+
 def test_an_expired_key_and_an_old_secret_end_in_time() -> None:
     clock = Clock()
     ring = KeyRing(FrontendSettings(), wall=clock)

@@ -23,6 +23,27 @@ async def test_without_a_valid_key_no_request_runs(key: str | None) -> None:
     assert not bed.ingress.jobs
 
 
+async def test_a_valid_key_is_let_in_as_openai_and_as_anthropic_send_it() -> None:
+    bed = Keyed()
+    key = bed.key()
+    assert (await bed.ask(key)).status == 200
+    assert (await bed.ask(None, x_api_key=key)).status == 200
+    assert (await bed.ask(None, "/v1/messages", MESSAGES, x_api_key=key)).status == 200
+    assert (await bed.ask(None, authorization=f"bearer {key}")).status == 200
+    assert (await bed.ask(None, authorization=f"Basic {key}")).status == 401
+
+
+async def test_every_api_is_told_in_its_own_shape() -> None:
+    bed = Keyed(auth="keys")
+    call = await bed.ask(None, "/v1/messages", MESSAGES)
+    assert (call.status, call.json()["error"]["type"]) == (401, "authentication_error")
+    call = await bed.ask(None, "/api/chat")
+    assert (call.status, isinstance(call.json()["error"], str)) == (401, True)
+    limited = bed.key(scopes=["models"])
+    call = await bed.ask(limited, "/v1/messages", MESSAGES)
+    assert (call.status, call.json()["error"]["type"]) == (403, "permission_error")
+
+
 async def test_probes_need_no_key_and_metrics_only_where_that_is_set() -> None:
     bed = Keyed(auth="keys")
     for path in ("/live", "/ready", "/health", "/ping"):
@@ -110,6 +131,14 @@ async def test_a_valid_key_vouches_for_host_and_origin() -> None:
     key = bed.key()
     assert (await bed.ask(key, host="llm.example", origin="https://app.example")).status == 200
     assert (await bed.ask("wrong", host="llm.example")).status == 401
+
+
+async def test_a_stored_key_comes_into_force_while_the_server_runs() -> None:
+    bed = Keyed()
+    assert (await bed.ask(None)).status == 200
+    key = bed.key()
+    assert (await bed.ask(None)).status == 401
+    assert (await bed.ask(key)).status == 200
 
 
 async def test_the_log_names_the_key_and_never_its_secret(capsys: pytest.CaptureFixture[str]) -> None:

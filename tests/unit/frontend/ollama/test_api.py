@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.broker.codec import unpack_u32
-from headrace.broker.errors import JobFailed
+from headrace.broker.errors import JobFailed, NoWorker
 from headrace.broker.messages.frames import Part, Row, TokenLogprob
 from headrace.broker.models.cards import MediaSlot
 from headrace.frontend.errors import BadRequest
@@ -70,6 +70,26 @@ async def test_a_chat_is_streamed_in_lines_unless_it_says_otherwise() -> None:
     assert last["prompt_eval_count"] > 0
     assert last["total_duration"] >= last["prompt_eval_duration"] + last["eval_duration"] >= 0
     assert {piece["model"] for piece in (*pieces, last)} == {MODEL}
+
+
+async def test_a_chat_as_a_whole() -> None:
+    call = await chat(FakeIngress(say("Hello", " world", reason="length")), stream=False)
+    answer = call.json()
+    assert call.headers["content-type"] == "application/json"
+    assert (answer["message"], answer["done"], answer["done_reason"]) == (
+        {"role": "assistant", "content": "Hello world"},
+        True,
+        "length",
+    )
+    assert set(answer) >= COUNTS
+
+
+async def test_a_prompt_is_answered_with_a_response() -> None:
+    call = await generate(FakeIngress())
+    assert "".join(line["response"] for line in lines(call)) == "Hello world"
+    whole = (await generate(FakeIngress(), stream=False)).json()
+    assert (whole["response"], whole["done"]) == ("Hello world", True)
+    assert "message" not in whole
 
 
 TURN = ([thought("Hm.")], [content("Let me ")], [content("look.")], [call(0, '{"a":', name="f"), call(0, "1}")])
@@ -214,6 +234,11 @@ async def test_an_answer_that_was_begun_is_continued() -> None:
     assert unpack_u32(ingress.jobs[0].generation.token_ids) == (await post(app, body, "/tokenize")).json()["tokens"]
 
 
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", "tiny", "tiny:latest"])
+async def test_a_name_may_have_ollamas_tag_and_is_given_back(name: str) -> None:
+    assert lines(await chat(FakeIngress(), model=name))[-1]["model"] == name
+
+
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), (300, "load"), ("10m", "load"), (0, "unload")])
 async def test_without_a_prompt_the_model_is_loaded_already(keep_alive: Any, reason: str) -> None:
     ingress = FakeIngress()
@@ -276,6 +301,16 @@ async def test_what_is_not_served_says_so_in_the_same_shape(route: str, method: 
         assert "not served here" in call.json()["error"]
 
 
+async def test_no_worker_and_a_wrong_method_too() -> None:
+    ingress = FakeIngress()
+    ingress.refusal = NoWorker("no worker")
+    call = await chat(ingress)
+    assert (call.status, list(call.json())) == (503, ["error"])
+    assert "no worker" in call.json()["error"]
+    call = await get(frontend(ingress).app, "/api/chat")
+    assert (call.status, list(call.json())) == (405, ["error"])
+
+
 def messages_of(*messages: dict[str, Any]) -> list[Any]:
     request = msgspec.convert({"model": "m", "messages": list(messages)}, OllamaChatRequest)
     return [dict(message) for message in chat_of(request, "m").messages]
@@ -298,9 +333,25 @@ def test_results_belong_to_calls_by_name_and_else_in_their_order() -> None:
     assert [result["tool_call_id"] for result in results] == [call["id"] for call in calls["tool_calls"]]
 
 
+def test_ids_that_are_given_are_kept() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "a", "arguments": {"x": 1}}}]}
+    _, asked, result = messages_of(
+        {"role": "user", "content": "x"}, calls, {"role": "tool", "content": "", "tool_call_id": "c1"}
+    )
+    assert asked["tool_calls"] == [{"id": "c1", "type": "function", "function": {"name": "a", "arguments": {"x": 1}}}]
+    assert result["tool_call_id"] == "c1"
+
+
 def test_a_result_without_a_call_is_left_alone() -> None:
     (result,) = messages_of({"role": "tool", "content": "x"})
     assert result == {"role": "tool", "content": "x"}
+
+
+def test_images_come_before_the_text() -> None:
+    (message,) = messages_of({"role": "user", "content": "what?", "images": ["aGk=", "data:image/png;base64,aGk="]})
+    urls = [part["image_url"]["url"] for part in message["content"][:2]]
+    assert urls == ["data:;base64,aGk=", "data:image/png;base64,aGk="]
+    assert message["content"][2] == {"type": "text", "text": "what?"}
 
 
 def test_thinking_goes_to_the_template_as_reasoning() -> None:
@@ -346,6 +397,14 @@ async def test_what_has_a_worker_is_listed() -> None:
     assert (loaded["name"], loaded["context_length"]) == (MODEL, 512)
     ingress.models.served[MODEL].workers = 0
     assert (await get(app, "/api/tags")).json() == {"models": []}
+
+
+async def test_the_digest_changes_with_the_card() -> None:
+    ingress = FakeIngress()
+    app = frontend(ingress).app
+    before = (await get(app, "/api/tags")).json()["models"][0]["digest"]
+    ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, context_length=64), FILES)
+    assert (await get(app, "/api/tags")).json()["models"][0]["digest"] != before
 
 
 async def test_a_model_is_described_by_its_card() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.frontend.pooling import EMBEDDER, Bench
+from tests.support.frontend.pooling import EMBEDDER, MODEL, Bench
 
 
 async def test_texts_become_vectors_in_their_order() -> None:
@@ -26,3 +26,8 @@ async def test_what_is_too_long_is_cut_unless_that_is_forbidden() -> None:
 async def test_the_older_form_has_one_vector_and_no_counts() -> None:
     call = await Bench().post("/api/embeddings", {"model": EMBEDDER, "prompt": "bb"})
     assert call.json() == {"embedding": [4.0, 1.0]}
+
+
+async def test_a_model_for_something_else_says_so() -> None:
+    call = await Bench().post("/api/embeddings", {"model": MODEL, "prompt": "bb"})
+    assert (call.status, "does not serve embedding" in call.json()["error"]) == (400, True)

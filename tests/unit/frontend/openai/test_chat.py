@@ -13,10 +13,15 @@ import pytest
 from headrace.broker.codec import unpack_u32
 from headrace.broker.jobs import Job
 from headrace.broker.messages.frames import Row, TokenLogprob
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.openai.chat import ROLES, named_roles
+from headrace.frontend.prompts.templates import ChatTemplate
 from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
+from tests.unit.frontend.generation.test_plan import text_of
 from tests.unit.workers.test_prompt_embeds import file, pickled
 
 NONSENSE = [{"role": "user", "content": "hi"}, {"role": "nonsense", "content": "x"}]
+PLAIN = ChatTemplate("{% for m in messages %}{{ m['role'] }}{% endfor %}", names={})
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,35 @@ async def test_a_word_that_is_no_role_is_refused_by_its_name(path: str, body: di
     assert "'nonsense'" in call.error["message"]
     assert "system, developer, user, assistant, tool" in call.error["message"]
     assert ingress.jobs == []
+
+
+async def test_each_api_refuses_it_in_its_own_shape() -> None:
+    app = frontend(FakeIngress()).app
+    call = await post(app, {"model": "m", "input": NONSENSE}, "/v1/responses")
+    assert (call.status, call.error["param"]) == (400, "input[1].role")
+    assert "'nonsense'" in call.error["message"]
+    call = await post(app, {"model": "m", "max_tokens": 4, "messages": NONSENSE}, "/v1/messages")
+    assert (call.status, call.json()["type"], call.error["type"]) == (400, "error", "invalid_request_error")
+    assert "messages[1].role" in call.error["message"]
+    assert "'nonsense'" in call.error["message"]
+    call = await post(app, {"model": MODEL, "messages": NONSENSE, "stream": False}, "/api/chat")
+    assert call.status == 400
+    assert "'nonsense'" in call.json()["error"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_roles_of_the_api_are_taken_by_every_template(role: str) -> None:
+    (message,) = named_roles([{"role": role, "content": "x"}], PLAIN)
+    assert message["role"] == ("system" if role == "developer" else role)
+
+
+def test_a_role_of_the_models_own_is_taken_where_its_template_names_it() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'context' %}{{ m.content }}{% endif %}{% endfor %}", names={}
+    )
+    assert named_roles([{"role": "context", "content": "x"}], template) == [{"role": "context", "content": "x"}]
+    with pytest.raises(BadRequest, match="'context'"):
+        named_roles([{"role": "context", "content": "x"}], PLAIN)
 
 
 FAR = float("-inf")
@@ -92,6 +126,10 @@ async def test_a_streamed_echo_is_held_back_until_the_prompts_log_probabilities_
         assert mine[2]["finish_reason"] == "length"
 
 
+async def test_without_log_probabilities_an_echo_is_streamed_at_once() -> None:
+    assert [c["text"] for c in events(await complete(echo=True, stream=True))] == ["ab", "x", "y", ""]
+
+
 @pytest.mark.parametrize("logprobs", [None, 0])
 async def test_the_prompt_alone_is_one_token_that_nobody_sees(logprobs: int | None) -> None:
     for stream in (False, True):
@@ -117,6 +155,17 @@ async def test_prompt_log_probabilities_have_vllms_shape() -> None:
 
 def embeds(rows: int) -> str:
     return base64.b64encode(file(pickled((rows, 2), (2, 1)), struct.pack("<6f", *range(6)))).decode()
+
+
+async def test_embeddings_come_before_the_other_prompts() -> None:
+    ingress = FakeIngress(script)
+    ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, prompt_embeds=True), FILES)
+    three = embeds(3)  # once: the file names the time at which it was written
+    await complete(ingress, prompt_embeds=[three, embeds(2)])
+    assert [job.prompt_tokens for job in ingress.jobs] == [3, 2, 2]
+    first, _, last = (job.generation for job in ingress.jobs)
+    assert (first.prompt_embeds, first.token_ids) == (base64.b64decode(three), b"")
+    assert (last.prompt_embeds, text_of(last.token_ids)) == (None, "ab")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +206,10 @@ async def test_a_tier_is_a_class_and_a_priority(tier: str | None, told: str | No
     assert call.json()["service_tier"] == told
     stream = await post(frontend(FakeIngress()).app, chat(service_tier=tier, stream=True))
     assert {e.get("service_tier") for e in stream.events()[:-1]} == {told}
+
+
+async def test_the_bodys_request_id_becomes_part_of_the_answers() -> None:
+    assert (await complete(request_id="mine")).json()["id"] == "cmpl-mine"
 
 
 async def test_a_thinking_budget_is_handed_to_the_engine() -> None:

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from headrace.frontend.admin import LOAD, UNLOAD
 from headrace.frontend.anthropic import schema as messages
 from headrace.frontend.chat_schema import HINTS, ChatRequest, CompletionRequest
+from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.bodies import MOST_NAMES, ReportingDecoder, decode_body
 from headrace.frontend.openapi import build_openapi
 from headrace.frontend.responses import schema as responses
@@ -143,6 +144,20 @@ def test_a_field_that_no_api_has_is_ignored_and_reported_once() -> None:
     assert {len(name) for name in names} == {64}
     assert len(names) == MOST_NAMES - 3
     assert ignored(decoder, one_more=1) == []
+
+
+def test_such_a_field_hides_no_error_of_another() -> None:
+    with pytest.raises(BadRequest, match="model: expected `str`"):
+        decode_body(ReportingDecoder(Wish), b'{"zeta": 1, "model": 3}')
+    with pytest.raises(BadRequest, match="missing required parameter: model"):
+        decode_body(ReportingDecoder(Wish), b'{"zeta": 1}')
+
+
+async def test_a_request_with_such_a_field_is_answered() -> None:
+    ingress = FakeIngress()
+    with capture_logs() as logs:
+        assert (await post(frontend(ingress).app, chat(of_no_api={"at": ["all"]}))).status == 200
+    assert [line["fields"] for line in logs if line["event"] == "request.fields_ignored"] == [["of_no_api"]]
 
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

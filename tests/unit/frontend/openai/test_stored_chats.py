@@ -11,8 +11,10 @@ from structlog.testing import capture_logs
 from headrace.broker.errors import ResponseNotStored
 from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend.fakes import CARD, FILES, Call, FakeIngress, FakeServed, chat, get, post, say
+from tests.support.frontend.answer_parts import call, content, say_parts
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, get, post, say
 from tests.support.frontend.responses_client import Client
+from tests.unit.frontend.generation.test_request_checks import TOOL_CARD, WEATHER
 
 PATH = "/v1/chat/completions"
 
@@ -58,6 +60,23 @@ async def test_a_streamed_completion_is_stored_whole_and_streamed_as_ever(usage:
     assert found["usage"]["completion_tokens"] == 4
     if usage:
         assert events[-2]["usage"] == found["usage"]
+
+
+async def test_calls_of_tools_are_stored() -> None:
+    client = Client(say_parts([content("x")], [call(0, '{"a"', name="weather")], [call(0, ":1}")], reason="tool_calls"))
+    client.ingress.models.served[MODEL] = FakeServed(TOOL_CARD, FILES)
+    events = (await ask(client, tools=[WEATHER], stream=True)).events()
+    found = await read(client, events[0]["id"])
+    (called,) = found["choices"][0]["message"]["tool_calls"]
+    assert called["function"] == {"name": "weather", "arguments": '{"a":1}'}
+
+
+async def test_only_what_is_to_be_stored_is() -> None:
+    client = Client()
+    for store in (None, False):
+        assert (await client.call("POST", PATH, chat(store=store))).status == 200
+    assert not client.records.held
+    assert not client.store.held
 
 
 async def test_they_are_listed_by_model_metadata_order_and_page() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.errors import JobFailed
 from headrace.broker.messages.frames import TokenLogprob
-from tests.support.frontend.fakes import MODEL, Call, FakeIngress, end, frontend, post, row, say
+from headrace.broker.messages.requests import Sampling
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, end, frontend, post, row, say
 
 URL = "/inference/v1/generate"
 IDS = [40, 41, 42]
@@ -54,6 +56,13 @@ async def test_ids_go_to_the_engine_as_they_are_and_come_back_as_ids() -> None:
     assert answer["prompt_token_ids"] is None
 
 
+async def test_text_is_added_where_it_is_wanted() -> None:
+    answer = (await ask(FakeIngress(two_rows), {"logprobs": 2}, output_mode="text")).json()
+    (choice,) = answer["choices"]
+    assert (answer["output_mode"], choice["text"], choice["token_ids"]) == ("text", "Hello!", [5, 6, 7])
+    assert choice["logprobs"]["content"][0]["token"] == "a"
+
+
 async def test_log_probabilities_name_token_ids_the_chosen_one_first() -> None:
     (choice,) = (await ask(FakeIngress(two_rows), {"logprobs": 3})).json()["choices"]
     scores = choice["logprobs"]["content"]
@@ -82,6 +91,12 @@ async def test_a_stream_says_the_same_in_pieces() -> None:
     assert all("text" not in event["choices"][0] for event in (first, second))
 
 
+async def test_usage_may_be_in_every_event() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call = await ask(FakeIngress(two_rows), stream=True, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in call.events()[:-1]] == [2, 3, 3]
+
+
 async def test_a_stream_that_fails_has_no_end() -> None:
     call = await ask(FakeIngress(lambda job: [[row("a")], JobFailed("engine gone")]), stream=True)
     assert "error" in call.events()[-1]
@@ -90,6 +105,16 @@ async def test_a_stream_that_fails_has_no_end() -> None:
 async def test_several_choices_are_kept_apart() -> None:
     answer = (await ask(FakeIngress(say("a", "b")), {"n": 2}, output_mode="text")).json()
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "ab"), (1, "ab")]
+
+
+async def test_what_is_left_out_is_vllms_default_and_not_the_models() -> None:
+    ingress = FakeIngress(two_rows)
+    defaults = {"temperature": 0.2, "top_p": 0.5, "top_k": 7, "repetition_penalty": 1.3}
+    ingress.models.served[MODEL] = FakeServed(
+        msgspec.structs.replace(CARD, default_sampling=defaults, default_max_tokens=77), FILES
+    )
+    await ask(ingress)
+    assert ingress.jobs[0].generation.sampling == Sampling(max_tokens=77)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +163,14 @@ async def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], param: 
     call = await post(frontend(ingress).app, body() | change, URL)
     assert (call.status, call.error["param"]) == (400, param)
     assert not ingress.jobs
+
+
+async def test_sampling_parameters_are_needed() -> None:
+    call = await post(frontend(FakeIngress()).app, {"token_ids": IDS}, URL)
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "missing_required_parameter", "sampling_params")
+
+
+async def test_what_vllm_takes_and_needs_nothing_done_is_taken() -> None:
+    sampling = {"detokenize": False, "watermarking": False, "output_kind": 2, "flat_logprobs": True, "stop": []}
+    call = await ask(FakeIngress(two_rows), sampling, token_offsets=[[0, 1]], reasoning_ended=False, features=None)
+    assert call.status == 200

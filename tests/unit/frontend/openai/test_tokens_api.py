@@ -24,6 +24,11 @@ async def test_a_prompt_has_its_tokens_counted_and_listed(path: str) -> None:
     assert (body["count"], body["max_model_len"], len(body["tokens"]), body["token_strs"]) == (3, 512, 3, None)
 
 
+async def test_token_strings_are_those_of_the_vocabulary() -> None:
+    body = (await ask({"prompt": "a b", "return_token_strs": True})).json()
+    assert body["token_strs"] == ["a", "Ġ", "b"]
+
+
 async def test_a_conversation_gives_the_tokens_that_the_chat_route_sends() -> None:
     ingress = FakeIngress()
     app = frontend(ingress).app
@@ -35,8 +40,27 @@ async def test_a_conversation_gives_the_tokens_that_the_chat_route_sends() -> No
     assert "".join(body["token_strs"]).endswith("<assistant>")
 
 
+async def test_a_conversation_can_be_left_open() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]
+    open_ended = (await ask({"messages": messages, "continue_final_message": True, "return_token_strs": True})).json()
+    assert "".join(open_ended["token_strs"]).endswith("<assistant>IĠam")
+    closed = (await ask({"messages": messages, "add_generation_prompt": False, "return_token_strs": True})).json()
+    assert "".join(closed["token_strs"]).endswith("IĠam</s>")
+
+
+async def test_what_is_too_long_for_the_model_is_counted_all_the_same() -> None:
+    assert (await ask({"prompt": "x" * 2000})).json()["count"] == 2000
+
+
 async def test_nothing_has_no_tokens() -> None:
     assert (await ask({"prompt": ""})).json() == {"count": 0, "max_model_len": 512, "tokens": [], "token_strs": None}
+
+
+async def test_tokens_become_text_again() -> None:
+    ids = (await ask({"prompt": "Grüße, 漢 </s>"})).json()["tokens"]
+    for path in ("/detokenize", "/v1/detokenize"):
+        assert (await ask({"model": MODEL, "tokens": ids}, path)).json() == {"prompt": "Grüße, 漢 </s>"}
+    assert (await ask({"tokens": []}, "/detokenize")).json() == {"prompt": ""}
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_items_of_one_go_become_one_message() -> None:
     ]
 
 
+def test_what_follows_calls_without_their_results_is_a_message_of_its_own() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"role": "assistant", "content": "Waiting."},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    ]
+    assert [sorted(message) for message in messages_of(None, [], items)] == [
+        ["role", "tool_calls"],
+        ["content", "role"],
+        ["reasoning_content", "role"],
+    ]
+
+
 def test_images_are_handed_on_as_the_chat_api_has_them() -> None:
     part = {"type": "input_image", "image_url": "https://x/y.png", "detail": "low"}
     (message,) = messages_of(None, [], [{"role": "user", "content": [part, {"type": "input_text", "text": "?"}]}])
@@ -91,6 +104,13 @@ def test_options_go_where_the_chat_api_has_them() -> None:
     assert (chat.temperature, chat.top_p, chat.top_k, chat.seed, chat.stop) == (0.0, 0.5, 5, 1, ["x"])
     assert (chat.session_id, chat.service_tier, chat.truncate_prompt_tokens) == ("k", "priority", -1)
     assert (chat.logprobs, chat.top_logprobs) == (True, 2)
+
+
+def test_allowed_tools_keep_their_mode() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}
+    chat = chat_of(tools=[FUNCTION], tool_choice=choice)
+    assert chat.tool_choice.allowed_tools.mode == "required"
+    assert [tool.function.name for tool in chat.tool_choice.allowed_tools.tools] == ["f"]
 
 
 def test_a_json_object_is_asked_for_as_in_chat() -> None:
@@ -158,6 +178,11 @@ async def test_an_answer_that_was_cut_is_continued() -> None:
     assert client.prompt().endswith("<assistant>The")
     await client.create(input=[{"role": "user", "content": "hi"}, {**begun, "status": "completed"}])
     assert client.prompt().endswith("<assistant>The</s><assistant>")
+
+
+async def test_a_prompt_that_is_too_long_blames_the_input() -> None:
+    answer = await Client().create(input="x" * 1000)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", "input")
 
 
 async def test_counting_gives_the_tokens_of_the_prompt_even_where_it_is_too_long() -> None:

@@ -9,9 +9,10 @@ from openai.types.conversations import Conversation, ConversationDeletedResource
 from pydantic import TypeAdapter
 from structlog.testing import capture_logs
 
+from headrace.broker.errors import ResponseNotStored
 from headrace.frontend.responses import conversations as limits
 from tests.support.frontend.answer_parts import call, content, say_parts, thought
-from tests.support.frontend.fakes import FakeIngress, frontend, get, post, say
+from tests.support.frontend.fakes import Call, FakeIngress, frontend, get, post, say
 from tests.support.frontend.responses_client import Client
 from tests.support.frontend.responses_machine import Machine
 
@@ -59,6 +60,13 @@ async def test_a_conversation_is_made_read_changed_and_deleted() -> None:
     assert not client.store.held
 
 
+async def test_one_may_be_made_of_nothing() -> None:
+    client = Client()
+    bare = Call(client.frontend.app, BASE, b"")
+    assert (await bare.run()).json()["metadata"] == {}
+    assert await items(client, bare.json()["id"]) == []
+
+
 async def test_items_are_added_listed_read_and_removed() -> None:
     client = Client()
     name = await create(client, items=[user("one"), user("two", id="msg_own")])
@@ -98,6 +106,15 @@ async def test_responses_continue_a_conversation_and_add_to_it() -> None:
     third = await client.create(input="x", previous_response_id=second["id"])
     assert third.status == 200
     assert client.prompt() == f"{said}<assistant>Hello</s><user>x</s><assistant>"
+
+
+async def test_a_removed_item_is_no_longer_said() -> None:
+    client = Client(say("Hello"))
+    name = await create(client, items=[user("one"), user("two")])
+    first = (await items(client, name))[0]["id"]
+    await client.call("DELETE", f"{BASE}/{name}/items/{first}")
+    assert (await client.create(input="three", conversation=name)).status == 200
+    assert client.prompt() == "<user>two</s><user>three</s><assistant>"
 
 
 async def test_calls_and_their_results_are_part_of_it() -> None:
@@ -165,6 +182,17 @@ async def test_a_conversation_that_lost_items_says_so() -> None:
     assert (await client.call("DELETE", f"{BASE}/{name}")).status == 200
 
 
+async def test_it_is_a_tenants_own() -> None:
+    client = Client()
+    name = await create(client)
+    for method, path in (("GET", name), ("DELETE", name), ("GET", f"{name}/items")):
+        assert (await client.call(method, f"{BASE}/{path}", x_headrace_tenant="b")).status == 404
+    answer = await client.call(
+        "POST", "/v1/responses", {"model": "tiny", "input": "x", "conversation": name}, x_headrace_tenant="b"
+    )
+    assert (answer.status, answer.error["code"]) == (404, "conversation_not_found")
+
+
 async def test_bounds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(response_max_turns=2)
     name = await create(client, items=[user("one")])
@@ -217,6 +245,13 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
     assert counted.status == 200
     none = await client.create(conversation="conv_none")
     assert (none.status, none.error["code"]) == (404, "conversation_not_found")
+
+
+async def test_a_conversation_that_cannot_be_stored_is_an_error() -> None:
+    client = Client()
+    client.records.put_error = ResponseNotStored("full")
+    refused = await client.call("POST", BASE, {})
+    assert (refused.status, refused.error["code"]) == (503, "response_not_stored")
 
 
 async def test_without_a_store_they_are_refused_by_name() -> None:

@@ -55,6 +55,34 @@ async def test_its_input_is_streamed_as_text() -> None:
     assert machine.final["output"] == machine.items
 
 
+async def test_its_result_is_answered_by_id_and_by_sending_all_items_back() -> None:
+    client = serving(CALLED)
+    first = (await client.create(input="go", tools=[PATCH, FUNCTION])).json()
+    results = [
+        {"type": "custom_tool_call_output", "call_id": "call_0", "output": "done"},
+        {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "also"}]},
+    ]
+    assert (await client.create(input=results, previous_response_id=first["id"])).status == 200
+    by_id = client.prompt()
+    assert by_id.endswith("<tool>done</s><tool>also</s><assistant>")
+    items = [{"role": "user", "content": "go"}, *first["output"], *results]
+    assert (await client.create(input=items)).status == 200
+    assert client.prompt() == by_id
+
+
+async def test_a_choice_names_it() -> None:
+    client = serving(CALLED)
+    assert (await client.create(tools=[PATCH, FUNCTION], tool_choice={"type": "custom", "name": "patch"})).status == 200
+    parse = client.ingress.jobs[-1].generation.parse
+    assert parse is not None
+    assert parse.choice == {"type": "function", "function": {"name": "patch"}}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}
+    assert (await client.create(tools=[PATCH, FUNCTION], tool_choice=allowed)).status == 200
+    parse = client.ingress.jobs[-1].generation.parse
+    assert parse is not None
+    assert [tool["function"]["name"] for tool in parse.tools] == ["patch"]
+
+
 async def test_a_regex_is_enforced_where_a_call_is_forced_and_lark_is_refused_there() -> None:
     client = serving(CALLED)
     assert (await client.create(tools=[REGEX, LARK])).status == 200
@@ -91,3 +119,25 @@ async def test_tools_that_the_server_would_run_are_left_out_or_refused_by_their_
     assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "unsupported_parameter", "tools[1].type")
     assert repr(kind) in refused.error["message"]
     assert not client.ingress.jobs
+
+
+@pytest.mark.parametrize("kind", ["web_search_call", "local_shell_call", "local_shell_call_output", "mcp_call", "shell_call"])
+async def test_items_of_such_tools_are_refused_by_their_type(kind: str) -> None:
+    refused = await serving().create(input=[{"role": "user", "content": "x"}, {"type": kind, "id": "a", "call_id": "b"}])
+    assert (refused.status, refused.error["param"]) == (400, "input[1].type")
+    assert repr(kind) in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "bnf"}}]}, "tools[0]"),
+        ({"tools": [PATCH], "tool_choice": {"type": "custom", "name": "y"}}, "tool_choice.custom.name"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "x", "input": 3}]}, "input[0].input"),
+        ({"input": [{"type": "custom_tool_call_output", "call_id": "a", "output": "x"}]}, "input[0].call_id"),
+    ],
+)
+async def test_what_is_wrong_is_named(request_: dict[str, Any], param: str) -> None:
+    refused = await serving().create(**request_)
+    assert (refused.status, refused.error["param"]) == (400, param), refused.body

@@ -73,6 +73,11 @@ async def test_nested_tools_are_offered_under_one_name_and_called_under_two() ->
     assert parse.tools[1]["function"]["description"] == "stock does it.\n\nmcp__depot: The depot's server."
 
 
+async def test_a_top_level_call_has_no_namespace() -> None:
+    answer = (await serving(calling("stock", "{}")).create(tools=[function("stock"), DEPOT])).json()
+    assert "namespace" not in answer["output"][0]
+
+
 @pytest.mark.parametrize(
     ("offer", "kind", "key", "text"),
     [
@@ -113,6 +118,28 @@ async def test_calls_of_earlier_turns_are_shown_to_the_model_under_the_offered_n
     prompt = client.prompt()
     for name in ("mcp__depot__stock", "mcp__depot__note", "mcp__gone__away"):
         assert f'"function": {{"name": "{name}"' in prompt
+
+
+async def test_a_stored_turn_is_continued_with_its_namespaces() -> None:
+    client = serving(calling("mcp__depot__stock", '{"article": "nail"}'))
+    first = (await client.create(tools=[DEPOT])).json()
+    stored = (await client.call("GET", f"/v1/responses/{first['id']}")).json()
+    assert stored["output"] == first["output"]
+    result = [{"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "7"}]
+    assert (await client.create(input=result, tools=[DEPOT], previous_response_id=first["id"])).status == 200
+    assert '"function": {"name": "mcp__depot__stock"' in client.prompt()
+    short = await client.call(
+        "POST", "/v1/responses/compact", {"model": MODEL, "input": result, "previous_response_id": first["id"]}
+    )
+    assert '"function": {"name": "mcp__depot__stock"' in client.prompt(), short.body
+
+
+async def test_a_conversation_keeps_namespaces() -> None:
+    client = serving(calling("mcp__depot__stock", '{"article": "nail"}'))
+    name = (await client.call("POST", "/v1/conversations", {})).json()["id"]
+    made = (await client.create(tools=[DEPOT], conversation=name)).json()["output"][0]
+    items = (await client.call("GET", f"/v1/conversations/{name}/items?order=asc")).json()["data"]
+    assert (items[-1]["namespace"], items[-1]["name"], items[-1]["id"]) == ("mcp__depot", "stock", made["id"])
 
 
 @pytest.mark.parametrize(

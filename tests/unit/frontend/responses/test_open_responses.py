@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from tests.support.frontend.answer_parts import call, content, say_parts, thought
+from headrace.broker.errors import JobFailed
+from headrace.broker.jobs import Job
+from tests.support.frontend.answer_parts import call, content, parts_row, say_parts, thought
+from tests.support.frontend.fakes import Step
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_client import Client, events_of
 from tests.support.frontend.responses_machine import check_shape
@@ -46,6 +50,11 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
+def broken(job: Job) -> Iterable[Step]:
+    yield [parts_row([content("Hel")])]
+    yield JobFailed("the engine died")
+
+
 def check(response: dict[str, Any]) -> None:
     TypeAdapter(Response).validate_python(response)
     assert problems(response) == []
@@ -67,6 +76,19 @@ async def test_every_event_has_every_key(asked: dict[str, Any]) -> None:
     assert events[-1]["response"]["usage"]["output_tokens"] == 3
 
 
+async def test_penalties_are_those_in_effect() -> None:
+    answer = (await Client().create(presence_penalty=0.5, frequency_penalty=-1)).json()
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0.5, -1)
+    answer = (await Client().create()).json()
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0, 0)
+
+
+async def test_no_calls_of_built_in_tools_may_be_asked_for() -> None:
+    answer = await Client().create(max_tool_calls=0)
+    assert (answer.status, answer.json()["max_tool_calls"]) == (200, 0)
+    assert (await Client().create(max_tool_calls=-1)).status == 400
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_incomplete_answer_has_every_key(stream: bool) -> None:
     client = Client(say_parts([content("Hel")], [content("lo")], reason="length"))
@@ -77,6 +99,13 @@ async def test_an_incomplete_answer_has_every_key(stream: bool) -> None:
         return
     check(answer.json())
     assert answer.json()["status"] == "incomplete"
+
+
+async def test_a_failed_answer_has_every_key() -> None:
+    events = await Client(broken).stream()
+    for event in events:
+        check_shape(event)
+    assert events[-1]["type"] == "response.failed"
 
 
 def test_the_check_notices_what_is_missing_and_what_is_null() -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from headrace.broker.errors import ResponseNotStored
 from headrace.frontend.responses.routes import REQUEST
 from headrace.jetstream.errors import RequestTimeout
-from tests.support.frontend.answer_parts import content, say_parts, thought
+from tests.support.frontend.answer_parts import call, content, say_parts, thought
 from tests.support.frontend.fakes import MODEL, Call, say
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_client import Client, events_of
@@ -36,6 +36,14 @@ async def test_a_streamed_response_is_stored_before_it_is_said_to_be_complete() 
     assert stored == last
 
 
+async def test_calls_and_reasoning_are_part_of_what_is_continued() -> None:
+    client = Client(say_parts([thought("hm")], [call(0, "{}", name="f")], reason="tool_calls"))
+    first = (await client.create()).json()
+    output = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "42"}
+    assert (await client.create(input=[output], previous_response_id=first["id"])).status == 200
+    assert client.prompt().endswith("<tool>42</s><assistant>")
+
+
 async def test_an_item_is_found_by_reference_in_any_stored_turn() -> None:
     client = Client(say("Hello"))
     first = (await client.create(input="one")).json()
@@ -43,6 +51,14 @@ async def test_an_item_is_found_by_reference_in_any_stored_turn() -> None:
     reference = [{"type": "item_reference", "id": items[0]["id"]}, {"type": "item_reference", "id": first["output"][0]["id"]}]
     assert (await client.create(input=[*reference, {"role": "user", "content": "two"}])).status == 200
     assert client.prompt() == "<user>one</s><assistant>Hello</s><user>two</s><assistant>"
+
+
+async def test_what_is_not_to_be_stored_is_not() -> None:
+    client = Client()
+    answer = (await client.create(store=False)).json()
+    assert answer["store"] is False
+    assert not client.store.held
+    assert (await client.call("GET", f"/v1/responses/{answer['id']}")).status == 404
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -105,6 +121,15 @@ async def test_tenants_do_not_see_each_others_responses() -> None:
     assert (await client.call("GET", f"/v1/responses/{mine}")).status == 404
     assert (await client.call("DELETE", f"/v1/responses/{mine}", x_headrace_tenant="you")).status == 404
     assert (await client.create(previous_response_id=mine)).status == 400
+
+
+async def test_a_deleted_response_is_gone() -> None:
+    client = Client()
+    name = (await client.create()).json()["id"]
+    answer = await client.call("DELETE", f"/v1/responses/{name}")
+    assert answer.json() == {"id": name, "object": "response", "deleted": True}
+    again = await client.call("DELETE", f"/v1/responses/{name}")
+    assert (again.status, again.error["code"]) == (404, "response_not_found")
 
 
 async def test_input_items_come_in_pages_the_last_first() -> None:
@@ -179,6 +204,16 @@ async def test_a_conversation_goes_on_from_its_compaction() -> None:
     assert [item["type"] for item in again] == ["message", "message", "compaction"]
 
 
+async def test_a_stored_conversation_is_compacted_by_its_id() -> None:
+    client = Client(say("Hello"))
+    first = (await client.create(input="one")).json()
+    answer = (await compact(client, previous_response_id=first["id"])).json()
+    assert answer["output"][0]["content"] == [{"type": "input_text", "text": "one"}]
+    assert client.prompt().startswith("<user>one</s><assistant>Hello</s><user>")
+    gone = await compact(client, previous_response_id="resp_none")
+    assert (gone.status, gone.error["code"]) == (400, "previous_response_not_found")
+
+
 async def test_reasoning_is_no_part_of_a_summary_and_an_empty_one_is_an_error() -> None:
     only = await compact(Client(say_parts([thought("hm")], [content(" ")])), input=TALK)
     assert (only.status, only.error["code"]) == (502, "engine_error")
@@ -202,3 +237,19 @@ async def test_what_cannot_be_compacted_is_refused_by_name(request_: dict[str, A
     call = await compact(client, **request_)
     assert (call.status, call.error["param"]) == (400, param), call.body
     assert not client.ingress.jobs
+
+
+async def test_a_model_has_to_be_named() -> None:
+    call = await Client().call("POST", "/v1/responses/compact", {"input": "x"})
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "missing_required_parameter", "model")
+
+
+async def test_a_wrong_method_is_answered_with_the_right_ones_in_order() -> None:
+    for path, allowed in {
+        "/v1/responses/resp_a": "DELETE, GET, HEAD",
+        "/v1/responses/compact": "DELETE, GET, HEAD, POST",
+        "/v1/responses/resp_a/cancel": "POST",
+    }.items():
+        call = await Client().call("PUT", path)
+        assert (call.status, call.headers["allow"]) == (405, allowed)
+        assert call.error["message"] == f"{path} does not take PUT; it takes {allowed}"

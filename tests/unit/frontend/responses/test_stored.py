@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import msgspec
@@ -98,6 +99,15 @@ async def test_a_store_that_has_lost_it_gets_it_again_from_the_frontend_that_too
     assert texts(await site.look(name)) == ["hello"]
 
 
+async def test_one_that_was_deleted_does_not_come_back() -> None:
+    site = Site()
+    name = await site.start()
+    assert (await site.other.call("DELETE", f"/v1/responses/{name}")).status == 200
+    (store_again,) = site.client.frontend.site.on_reconnect
+    await store_again()
+    assert (await site.client.call("GET", f"/v1/responses/{name}")).status == 404
+
+
 async def test_it_is_queued_then_in_progress_then_complete_at_every_frontend() -> None:
     site = Site()
     name = await site.start()
@@ -187,6 +197,16 @@ async def test_it_is_cancelled_by_any_frontend_and_stays_so() -> None:
     assert not site.client.store.held[name].judge
 
 
+async def test_a_cancel_that_comes_too_late_is_told_the_end_that_stands() -> None:
+    site = Site()
+    name = await site.start()
+    carrying = await site.take()
+    carrying.say("done", last=True)
+    await carrying.finish()
+    answer = (await site.client.call("POST", f"/v1/responses/{name}/cancel")).json()
+    assert (answer["status"], texts(answer)) == ("completed", ["done"])
+
+
 async def test_a_carrier_that_dies_between_its_end_and_the_record_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "STORE_AGAIN_S", 0.0)
     site = Site()
@@ -230,6 +250,14 @@ async def test_one_that_is_not_accepted_is_not_stored() -> None:
         assert (await site.client.create(background=True, **wrong)).status == 400
 
 
+async def test_one_of_another_tenant_is_not_there() -> None:
+    site = Site()
+    name = await site.start()
+    for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
+        call = await site.other.call(method, f"/v1/responses/{name}{path}", x_headrace_tenant="another")
+        assert call.status == 404
+
+
 async def test_one_that_is_deleted_stops_and_is_forgotten() -> None:
     site = Site()
     name = await site.start()
@@ -252,6 +280,16 @@ async def test_it_is_added_to_its_conversation_once_when_it_has_ended() -> None:
     items = (await site.client.call("GET", f"/v1/conversations/{made}/items?order=asc")).json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["one", "Hello"]
     assert (await site.look(name))["conversation"] == {"id": made}
+
+
+async def test_one_that_was_cancelled_is_not_added_to_its_conversation() -> None:
+    site = Site()
+    made = (await site.client.call("POST", "/v1/conversations", {})).json()["id"]
+    name = await site.start(input="one", conversation=made)
+    carrying = await site.take()
+    carrying.say("Hel")
+    assert (await site.other.call("POST", f"/v1/responses/{name}/cancel")).status == 200
+    assert (await site.client.call("GET", f"/v1/conversations/{made}/items")).json()["data"] == []
 
 
 async def test_every_carrier_has_the_conversation_as_it_was_when_the_response_was_accepted() -> None:
@@ -297,6 +335,14 @@ async def test_a_place_that_is_none_is_refused(query: str) -> None:
 async def test_without_stored_jobs_a_response_in_the_background_is_refused() -> None:
     call = await Client().create(background=True)
     assert (call.status, call.error["param"]) == (400, "background")
+
+
+async def test_its_job_says_what_the_request_said() -> None:
+    site = Site()
+    await site.start(service_tier="priority")
+    (job,) = site.jobs.published
+    assert (job.durable, job.endpoint, job.model_slug, job.request_class) == (True, "/v1/responses", "org-tiny", "hi")
+    assert json.loads(job.body)["background"] is True
 
 
 async def test_tools_that_are_not_offered_count_once_however_many_job_runners_begin_it() -> None:

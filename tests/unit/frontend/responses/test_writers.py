@@ -18,7 +18,7 @@ from headrace.frontend.responses.answer import Sampled, opened
 from headrace.frontend.responses.schema import ResponsesRequest
 from headrace.frontend.responses.writers import ResponseEvents, ResponseProgress
 from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
-from tests.support.frontend.fakes import end
+from tests.support.frontend.fakes import end, row
 from tests.support.frontend.responses_client import Client, events_of
 from tests.support.frontend.responses_machine import Machine, check_shape
 
@@ -30,6 +30,7 @@ TURN = (
     [call(0, '{"a":', name="f"), call(0, "1}")],
 )
 SCHEMA_FORMAT = {"type": "json_schema", "name": "n", "description": "d", "schema": {"type": "object"}, "strict": True}
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 
 
 def played(events: list[dict[str, Any]]) -> Machine:
@@ -89,6 +90,24 @@ async def test_whole_and_streamed_say_the_same() -> None:
     assert plain(whole) == plain(streamed)
 
 
+async def test_an_answer_cut_by_the_limit_is_incomplete() -> None:
+    client = Client(say_parts([content("Hel")], [content("lo")], reason="length"))
+    machine = played(await client.stream(max_output_tokens=2))
+    assert machine.final["status"] == "incomplete"
+    assert machine.final["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert machine.items[0]["status"] == "incomplete"
+    assert client.ingress.jobs[0].max_tokens == 2
+    whole = (await client.create(max_output_tokens=2)).json()
+    assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
+
+
+async def test_more_tokens_than_fit_are_what_fits() -> None:
+    client = Client()
+    assert (await client.create(max_output_tokens=100_000)).status == 200
+    job = client.ingress.jobs[0]
+    assert job.max_tokens == job.card.context_length - job.prompt_tokens == job.generation.sampling.max_tokens
+
+
 async def test_a_stream_that_breaks_ends_with_a_failed_response() -> None:
     def broken(job: Any) -> Any:
         yield [parts_row([content("Hel")])]
@@ -113,6 +132,13 @@ def test_a_stream_that_fails_before_the_first_event_is_a_plain_error() -> None:
     assert event["type"] == "error"
 
 
+async def test_an_error_before_the_first_token_has_its_status() -> None:
+    client = Client()
+    client.ingress.refusal = JobFailed("no")
+    answer = await client.create(stream=True)
+    assert (answer.status, answer.error["code"]) == (502, "engine_error")
+
+
 def test_log_probabilities_go_with_the_text_they_are_of() -> None:
     def lp(text: str) -> TokenLogprob:
         return TokenLogprob(1, text.encode(), -0.5, [(1, text.encode(), -0.5), (2, b"x", -1.5)])
@@ -133,6 +159,16 @@ async def test_log_probabilities_are_asked_for_by_include() -> None:
     await client.create(include=["message.output_text.logprobs"], top_logprobs=3)
     await client.create()
     assert [job.generation.logprobs for job in client.ingress.jobs] == [3, None]
+
+
+async def test_plain_text_streams_one_event_per_row() -> None:
+    def script(job: Any) -> Any:
+        yield [row("Hel"), row("lo")]
+        yield [row(" you", fin=end())]
+
+    events = await Client(script).stream()
+    assert [e["delta"] for e in events if e["type"] == "response.output_text.delta"] == ["Hel", "lo", " you"]
+    assert "[DONE]" not in str(events)
 
 
 @pytest.mark.parametrize("stream", [True, False])
