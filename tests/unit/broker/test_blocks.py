@@ -58,6 +58,10 @@ def test_adapter_and_salt_open_another_chain() -> None:
     assert block_chain(range(4), 2, salt="t")[0] != block_chain(range(4), 2)[0]
 
 
+def test_a_block_depends_on_everything_before_it() -> None:
+    assert block_chain([1, 2, 3, 4], 2)[1] != block_chain([9, 2, 3, 4], 2)[1]
+
+
 def test_a_chain_can_be_extended_block_by_block() -> None:
     whole = block_chain(range(6), 2)
     assert extend_chain(whole[0], [2, 3]) == whole[1]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.broker.codec import (
     decode,
+    decode_ingress_control,
+    decode_worker_control,
     encode,
     job_headers,
     pack_u32,
@@ -22,7 +24,7 @@ from headrace.broker.codec import (
     unpack_u64_array,
 )
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
-from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.control import Claim, Drain, HistoryEntry
 from headrace.broker.messages.requests import WIRE_VERSION, Envelope, Record
 from headrace.broker.models import cards
 from tests.support.wire_samples import every_message
@@ -134,6 +136,21 @@ def test_malformed_messages_are_refused_with_what_is_wrong(data: bytes, reason: 
         decode(Envelope, data)
 
 
+def test_control_messages_are_told_apart_by_their_op() -> None:
+    claim = Claim(id="q", attempt=2, run=3, worker="w")
+    assert decode_ingress_control(encode(claim)) == claim
+    assert decode_worker_control(encode(Drain(grace_s=1.0))) == Drain(grace_s=1.0)
+    with pytest.raises(MalformedMessage, match="claim"):
+        decode_worker_control(encode(claim))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_token_ids_travel_as_little_endian_u32(ids: list[int]) -> None:
+    packed = pack_u32(ids)
+    assert packed == b"".join(i.to_bytes(4, "little") for i in ids)
+    assert unpack_u32(packed) == ids
+
+
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_block_values_travel_as_little_endian_u64(values: list[int]) -> None:
     assert unpack_u64(pack_u64(values)) == values
@@ -151,6 +168,14 @@ def test_packed_integers_of_a_wrong_length_are_refused() -> None:
         unpack_u32(b"12345")
 
 
+def test_a_first_attempt_needs_no_headers() -> None:
+    assert job_headers(1, []) == {}
+    assert parse_job_headers(None) == (1, [])
+
+
+WORKERS = st.sampled_from(["w", "a-1", "b#engine"])
+
+
 @given(
     st.integers(1, 10**6),
     st.lists(
@@ -161,6 +186,12 @@ def test_attempt_and_history_survive_their_headers(attempt: int, history: list[H
     headers = job_headers(attempt, history)
     assert all(value.isascii() and "\n" not in value for value in headers.values())
     assert parse_job_headers(headers) == (attempt, history)
+
+
+def test_a_history_from_before_groups_were_written_is_read() -> None:
+    headers = {"Hr-Attempt": "2", "Hr-History": '[[1,"w1"]]'}
+    assert parse_job_headers(headers) == (2, [HistoryEntry(1, "w1", 0)])
+    assert job_headers(2, [HistoryEntry(1, "w1", 0)]) == headers
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from headrace.broker.codec import decode, encode
@@ -41,6 +42,11 @@ async def test_what_is_not_wanted_any_more_is_not_tried_again() -> None:
     attempts = Attempts(9)
     await until_done(attempts, event="thing.retry", retry_s=0.0, wanted=lambda: attempts.made < 2)
     assert attempts.made == 2
+
+
+async def test_other_errors_are_the_callers() -> None:
+    with pytest.raises(ValueError, match="no answer"):
+        await until_done(Attempts(1, ValueError), event="thing.retry", retry_s=0.0)
 
 
 class Delivery:

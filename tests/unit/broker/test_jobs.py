@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.codec import decode
 from headrace.broker.errors import RequestOverLimit, WireError
 from headrace.broker.jobs import Job, check_limits
 from headrace.broker.messages.requests import Generation, Parsing, Sampling
@@ -15,6 +16,11 @@ from tests.support.frontend.fakes import CARD
 
 def job(extra: dict[str, object]) -> Job:
     return Job(id="a", card=CARD, generation=Generation(token_ids=b"", extra=extra), prompt_tokens=0, max_tokens=1)
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63)])
+def test_integers_of_64_bits_travel(number: int) -> None:
+    assert decode(Generation, job({"n": [number]}).payload()).extra == {"n": [number]}
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**100])

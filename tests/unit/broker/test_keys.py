@@ -32,6 +32,11 @@ def test_a_key_names_its_public_id_and_no_other_text_does() -> None:
         assert public_id(other) is None
 
 
+def test_keys_differ_and_only_equal_ones_have_equal_hashes() -> None:
+    texts = {new_key_text("abcdefgh") for _ in range(50)}
+    assert len(texts) == len({digest_of(text.encode()) for text in texts}) == 50
+
+
 def wish(**more: Any) -> KeyRecord:
     values = {"id": "", "name": "ci", "tenant": "acme", "hashes": [], "scopes": list(CLIENT_SCOPES), "created": 0.0, **more}
     return KeyRecord(**values)

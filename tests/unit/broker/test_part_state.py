@@ -25,6 +25,15 @@ def test_a_part_that_starts_lives_and_is_not_ready_however_long_it_takes() -> No
     assert (state.health().ok, state.health().body["up_s"]) == (False, 900.0)
 
 
+def test_what_a_start_is_at_is_told_until_the_part_stands() -> None:
+    state = PartState("worker")
+    state.starts("engine 'sim' is starting")
+    assert state.ready().body["reason"] == "engine 'sim' is starting"
+    state.publish(Standing(ready=True, healthy=True))
+    state.starts("too late")
+    assert state.ready().ok
+
+
 @pytest.mark.parametrize(("ready", "healthy", "why"), [(True, True, ""), (False, True, "sleeps"), (False, False, "dead")])
 def test_the_last_standing_is_told(ready: bool, healthy: bool, why: str) -> None:
     state = PartState("router")

@@ -46,6 +46,17 @@ def test_each_rank_has_its_part_of_the_slots_and_blocks() -> None:
     assert {one.slots for one in places_of({"w": tiny}).values()} == {1}
 
 
+def test_each_rank_has_its_own_load_and_all_share_the_suspects() -> None:
+    ranks = [RankLoad(running=3, blocks_total=50, queued_prefill_tokens=700), RankLoad(waiting=1, batch=1, yielding=1)]
+    report = LoadReport(
+        worker="w", epoch=7, n=1, at=0.0, slots=8, running=4, waiting=1, step_s=0.02, suspects=2, limit=4, ranks=ranks
+    )
+    first, second = reports_of(report)
+    assert (first.worker, first.running, first.blocks_total, first.queued_prefill_tokens) == ("w~0", 3, 50, 700)
+    assert (second.worker, second.running, second.waiting, second.batch, second.yielding) == ("w~1", 0, 1, 1, 1)
+    assert {(one.slots, one.step_s, one.suspects, one.limit) for one in (first, second)} == {(4, 0.02, 2, 4)}
+
+
 def test_no_rank_of_a_worker_on_trial_has_slots() -> None:
     report = LoadReport(worker="w", epoch=7, n=1, at=0.0, slots=0, running=0, waiting=0, ranks=[RankLoad(), RankLoad()])
     assert [one.slots for one in reports_of(report)] == [0, 0]

@@ -43,6 +43,24 @@ def test_a_prompt_larger_than_the_budget_is_asked_for_while_there_is_any_room() 
     assert budget.credit == 1
 
 
+def test_many_are_asked_for_at_once_when_recent_ones_were_small() -> None:
+    budget = TokenBudget(1000)
+    for n in range(20):
+        budget.reserve(str(n), 10)
+        budget.release(str(n))
+    assert budget.credit == MOST_CREDIT
+
+
+def test_a_job_that_comes_twice_counts_once() -> None:
+    budget = TokenBudget(100)
+    budget.reserve("a", 60)
+    budget.reserve("a", 60)
+    assert budget.used == 60
+    budget.release("a")
+    budget.release("a")
+    assert budget.used == 0
+
+
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="got 0"):
         TokenBudget(0)
@@ -88,6 +106,13 @@ def test_each_method_reaches_its_state_or_raises(before: HeldState, name: str) -
         with pytest.raises(IllegalTransition):
             method(held)
         assert held.state is before
+
+
+def test_whatever_ends_the_computation_wakes_the_waiter() -> None:
+    for name in ("finish", "refuse", "forget"):
+        held = HeldPrefill(JOB, cast("Delivery", None))
+        MOVES[name][0](held)
+        assert held.computed.is_set()
 
 
 class Nobody:

@@ -28,6 +28,10 @@ async def test_what_was_sealed_is_read_with_its_key_and_with_no_other_one(size: 
         await unseal(of(other), sealed)
 
 
+async def test_what_has_no_key_is_read_as_it_is() -> None:
+    assert await unseal(of(b""), b"plain") == b"plain"
+
+
 @given(at=st.integers(0, 140), bit=st.integers(0, 7))
 async def test_a_changed_object_is_refused(at: int, bit: int) -> None:
     key, sealed = await seal(b"p" * 100)

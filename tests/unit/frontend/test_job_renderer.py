@@ -164,6 +164,15 @@ async def test_an_unexpected_error_of_an_api_is_a_refusal_without_details_and_no
     assert "secret" not in json.dumps(error)
 
 
+async def test_a_job_that_failed_has_the_error_that_an_http_client_would_get() -> None:
+    desk = Desk()
+    answer = await rendered(desk.renderer, stored(chat()))
+    assert answer.fail(JobFault("invalid_request", "too much", param="logit_bias")) == []
+    assert not answer.open
+    assert answer.response().status_code == 400
+    assert json.loads(bytes(answer.response().body))["error"]["param"] == "logit_bias"
+
+
 # -- durable streams -------------------------------------------------------------------------------------------------
 
 

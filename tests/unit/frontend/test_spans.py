@@ -15,6 +15,8 @@ from headrace.frontend.spans import (
     NS,
     SpanData,
     TraceContext,
+    new_context,
+    new_span_id,
     read_context,
     spans_of_story,
 )
@@ -51,6 +53,11 @@ def test_a_context_that_is_not_well_formed_is_ignored(bad: str) -> None:
     assert read(bad) is None
 
 
+def test_two_parents_are_none() -> None:
+    parent = (b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())
+    assert read_context([parent, parent]) is None
+
+
 def test_states_are_joined_and_one_that_is_too_long_is_dropped() -> None:
     parent = f"00-{TRACE}-{SPAN}-00"
     joined, dropped, unprintable = read(parent, "a=1", "b=2"), read(parent, "a=" + "x" * MOST_STATE), read(parent, "a=\x01")
@@ -59,6 +66,13 @@ def test_states_are_joined_and_one_that_is_too_long_is_dropped() -> None:
     assert unprintable is not None
     assert (joined.state, dropped.state, unprintable.state) == ("a=1,b=2", "", "")
     assert not joined.sampled
+
+
+def test_none_all_and_about_a_share_of_new_traces_are_sampled() -> None:
+    assert not any(new_context(0.0).sampled for _ in range(100))
+    assert all(new_context(1.0).sampled for _ in range(100))
+    assert 300 < sum(new_context(0.5).sampled for _ in range(1000)) < 700  # twelve standard deviations
+    assert len({new_span_id() for _ in range(100)}) == 100
 
 
 CONTEXT = TraceContext(7, 1, True)

@@ -196,6 +196,16 @@ async def test_a_bad_or_missing_request_id_is_replaced(given: str) -> None:
     assert given not in ids
 
 
+async def test_the_id_made_for_a_request_is_the_id_of_its_job() -> None:
+    call = await post(frontend(FakeIngress()).app, chat())
+    assert call.json()["id"] == f"chatcmpl-{call.headers['x-request-id']}"
+
+
+async def test_errors_carry_the_request_id_too() -> None:
+    assert "x-request-id" in (await post(frontend(FakeIngress()).app, b"{")).headers
+    assert "x-request-id" in (await get(frontend(FakeIngress()).app, "/nope")).headers
+
+
 async def test_models_are_loaded_as_they_appear_and_dropped_as_they_go() -> None:
     ingress = FakeIngress()
     ingress.models.served.clear()
@@ -221,6 +231,17 @@ async def test_models_are_loaded_as_they_appear_and_dropped_as_they_go() -> None
         task.cancel()
 
 
+async def test_a_changed_card_is_loaded_again() -> None:
+    ingress = FakeIngress()
+    built = frontend(ingress)
+    first: Any = (await post(built.app, chat())).json()
+    ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, context_length=64), FILES)
+    call = await post(built.app, chat(max_tokens=100))
+    assert call.error["code"] == "context_length_exceeded"
+    second = (await post(built.app, chat())).json()
+    assert first["system_fingerprint"] != second["system_fingerprint"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [
@@ -238,6 +259,13 @@ async def test_below_messages_it_is_anthropics(method: str, path: str, status: i
     assert path in call.error["message"]
 
 
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"m"}', b"\xff"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_bad_body_is_an_error_of_the_same_shape(path: str, body: bytes) -> None:
+    call = await Call(frontend(FakeIngress()).app, path, body).run()
+    assert (call.status, call.json()["type"], call.error["type"]) == (400, "error", "invalid_request_error")
+
+
 async def test_a_client_of_anthropic_gets_it_everywhere_else_too() -> None:
     headers = {"anthropic-version": "2023-06-01"}
     call = await Call(frontend(FakeIngress()).app, "/v1/vector_stores", method="GET", headers=headers).run()
@@ -252,3 +280,8 @@ async def test_before_the_broker_can_be_used_as_well() -> None:
     assert (call.status, call.error["type"], call.headers["retry-after"]) == (529, "overloaded_error", "1")
     call = await Call(app, "/v1/chat/completions", {}).run()
     assert (call.status, call.error["code"]) == (503, "broker_unavailable")
+
+
+async def test_methods_are_listed_in_one_order() -> None:
+    call = await Call(frontend(FakeIngress()).app, "/v1/models", {}, method="PATCH").run()
+    assert (call.status, call.headers["allow"]) == (405, "GET, HEAD")

@@ -125,6 +125,17 @@ async def test_a_video_that_is_still_made_is_cancelled_when_it_is_deleted() -> N
     assert (await studio.get(video)).status == 404
 
 
+async def test_a_tenant_neither_sees_nor_deletes_the_videos_of_another() -> None:
+    studio = Studio()
+    video = await made(studio, **{"x-headrace-tenant": "blue"})
+    await studio.carry()
+    for method, path in (("GET", video), ("GET", f"{video}/content"), ("DELETE", video)):
+        call = await studio.get(path, method=method, **{"x-headrace-tenant": "red"})
+        assert (call.status, call.error["code"]) == (404, "video_not_found")
+    assert (await studio.get("", **{"x-headrace-tenant": "red"})).json()["data"] == []
+    assert (await studio.get(video, **{"x-headrace-tenant": "blue"})).json()["status"] == "completed"
+
+
 async def test_only_the_video_itself_can_be_fetched_and_what_is_not_served_is_named() -> None:
     studio = Studio()
     video = await made(studio)

@@ -72,6 +72,13 @@ def test_every_field_is_read_back(name: str, attributes: dict[str, Any], links: 
     assert span.flags == (0x300 if remote else 0x100)
 
 
+def test_a_root_has_no_parent_and_the_spans_of_a_service_are_together() -> None:
+    worker = SpanData(service="headrace-worker", instance="w", **BASE)
+    found = read(OWN, worker, OWN)
+    assert [len(resource.scope_spans[0].spans) for resource in found.resource_spans] == [2, 1]
+    assert found.resource_spans[0].scope_spans[0].spans[0].parent_span_id == b""
+
+
 def test_a_lone_surrogate_does_not_cost_the_other_spans() -> None:
     broken = SpanData(service="headrace-frontend", instance="i", **{**BASE, "name": "\ud800"})
     names = [span.name for span in read(broken, OWN).resource_spans[0].scope_spans[0].spans]
@@ -182,6 +189,23 @@ async def test_a_sampled_request_is_a_span_below_that_of_its_client() -> None:
     }
 
 
+async def test_what_computes_a_request_learns_of_its_span() -> None:
+    bench = Bench()
+    await bench.chat(traceparent=PARENT, tracestate="a=1")
+    (span,) = await bench.exported()
+    (job,) = bench.ingress.jobs
+    assert job.trace == {"traceparent": f"00-{span.trace:032x}-{span.id:016x}-01", "tracestate": "a=1"}
+    assert job.envelope(judge="j", now=0.0, payload=b"", spill=None).trace == job.trace
+
+
+async def test_no_span_has_the_words_of_a_prompt_or_an_answer() -> None:
+    bench = Bench()
+    await bench.chat()
+    (span,) = await bench.exported()
+    assert "Hello" not in repr(span)
+    assert "hi" not in [str(value) for value in span.attributes.values()]
+
+
 async def test_a_request_that_is_not_sampled_and_went_well_leaves_nothing() -> None:
     bench = Bench(sample=0.0)
     await bench.chat()
@@ -205,6 +229,19 @@ async def test_errors_are_kept_whether_sampled_or_not() -> None:
         (span,) = await bench.exported()
         assert span.error == span.attributes[names.ERROR_TYPE] != ""
         assert bench.count("kept") == 1
+
+
+async def test_late_answers_are_kept() -> None:
+    bench = Bench(sample=0.0, target_first_token_s=1e-9)
+    await bench.chat()
+    (span,) = await bench.exported()
+    assert (span.attributes[names.LEVEL], span.error) == ("first_token_late", "")
+
+
+async def test_a_client_s_own_mistake_is_not_kept() -> None:
+    bench = Bench(sample=0.0)
+    await Call(bench.app, "/v1/chat/completions", b"{").run()
+    assert await bench.exported() == []
 
 
 async def test_a_receiver_that_takes_nothing_is_counted() -> None:
@@ -247,3 +284,9 @@ async def test_the_times_of_a_traced_request_name_its_trace_to_scrapers_of_openm
         assert value <= bound
     plain, _ = bench.metrics.render_for("text/plain")
     assert b"trace_id" not in plain
+
+
+async def test_a_request_that_is_not_traced_leaves_no_exemplar() -> None:
+    bench = Bench(sample=0.0)
+    await bench.chat()
+    assert exemplars(bench.metrics) == {}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
 
+from headrace.broker.errors import JobFailed
 from headrace.broker.models.cards import MediaSlot
-from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, frontend, say
+from headrace.frontend.transcriptions import SpeechForm, instruction
+from tests.support.frontend.answer_parts import content, say_parts, thought
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, frontend, row, say
 from tests.support.frontend.media_server import PNG, WAV
 from tests.unit.frontend.media.test_media import IMAGE, TOKENIZER
 
@@ -45,6 +51,10 @@ async def test_a_file_becomes_a_chat_with_a_sound_and_the_answer_its_text(path: 
     assert job.generation.sampling.temperature == 0.0
 
 
+async def test_the_only_model_need_not_be_named() -> None:
+    assert (await send(hearing(FakeIngress()))).status == 200
+
+
 async def test_plain_text_is_plain_text() -> None:
     call = await send(hearing(FakeIngress(say(" hello "))), ("response_format", "text"))
     assert (call.headers["content-type"], call.body) == ("text/plain; charset=utf-8", b"hello\n")
@@ -59,6 +69,18 @@ async def test_a_stream_has_the_pieces_and_then_the_whole() -> None:
     assert (last["type"], last["text"], last["usage"]["output_tokens"]) == ("transcript.text.done", "The sea", 2)
 
 
+async def test_a_stream_that_fails_has_an_error_in_place_of_the_whole() -> None:
+    failed = JobFailed("engine gone")
+    call = await send(hearing(FakeIngress(lambda job: [[row("The")], failed])), ("stream", "true"))
+    assert [event.get("type") for event in call.events()] == ["transcript.text.delta", None]
+    assert "engine gone" in call.events()[-1]["error"]["message"]
+
+
+async def test_reasoning_is_no_speech() -> None:
+    call = await send(hearing(FakeIngress(say_parts([thought("hm")], [content("hello")]))))
+    assert call.json()["text"] == "hello"
+
+
 @pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS])
 async def test_a_model_that_hears_nothing_is_named(path: str) -> None:
     ingress = FakeIngress()
@@ -66,6 +88,12 @@ async def test_a_model_that_hears_nothing_is_named(path: str) -> None:
     assert (call.status, call.error["code"], call.error["param"]) == (400, "unsupported_media", "model")
     assert f"{MODEL!r} takes no sounds" in call.error["message"]
     assert not ingress.jobs
+
+
+async def test_an_unknown_model_is_a_404() -> None:
+    call = await send(hearing(FakeIngress()), ("model", "whisper-9"))
+    assert (call.status, call.error["code"]) == (404, "model_not_found")
+    assert "whisper-9" in call.error["message"]
 
 
 REFUSED: list[tuple[list[tuple[str, str]], str, str]] = [
@@ -114,3 +142,23 @@ async def test_a_body_that_is_no_form_is_refused(kind: str, answer: tuple[int, s
     app = frontend(hearing(FakeIngress())).app
     call = await Call(app, TRANSCRIPTIONS, {"model": MODEL}, headers={"content-type": kind}).run()
     assert (call.status, call.error["code"]) == answer
+
+
+async def test_a_form_that_ends_too_soon_is_a_400() -> None:
+    body = form([("model", MODEL)], WAV)[:-10]
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    call = await Call(frontend(hearing(FakeIngress())).app, TRANSCRIPTIONS, body, headers=headers).run()
+    assert (call.status, call.error["code"]) == (400, "malformed_form")
+
+
+async def test_a_sound_full_of_brackets_is_no_nested_json() -> None:
+    sound = WAV + b"[" * 100_000
+    assert (await send(hearing(FakeIngress()), sound=sound)).status == 200
+
+
+def test_the_instruction_has_the_language_and_the_prompt() -> None:
+    told: Any = SpeechForm(language="de", prompt="Ein Brief.")
+    assert "The language is de." in instruction(told, "transcribe")
+    assert instruction(told, "transcribe").endswith("\nEin Brief.")
+    assert "English" in instruction(SpeechForm(), "translate")
+    assert json.dumps(instruction(SpeechForm(), "transcribe")).isascii()

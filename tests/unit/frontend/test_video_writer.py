@@ -39,6 +39,10 @@ async def test_a_file_in_a_store_that_is_not_read_here_is_an_error() -> None:
         await VideoWriter(1, UsageCounter([1], 1), None).settle()
 
 
+def test_size_and_length_are_those_in_the_file() -> None:
+    assert measures(FILE) == (96, 64, 2.0)
+
+
 def test_a_file_with_long_sizes_and_times_is_read_too() -> None:
     """As writers of large files make them: 64 bits for the size of a box and for times."""
     head = struct.pack(">IQQIQ", 0x01000000, 0, 0, 1000, 3500) + bytes(80)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker.errors import Overloaded
 from headrace.broker.messages.requests import Picture
-from tests.support.frontend.fakes import MODEL, Call
+from tests.support.frontend.fakes import MODEL, Call, chat
 from tests.support.frontend.videos import FILE, Studio
 
 
@@ -57,6 +57,21 @@ async def test_a_form_is_the_same_request_as_json_as_openais_client_sends_it() -
     assert (picture.prompt, picture.seconds, picture.width, picture.height, picture.steps) == ("Ä river", 2, 96, 64, 3)
 
 
+async def test_what_is_not_given_is_left_to_the_model_but_for_the_seed_which_a_second_run_repeats() -> None:
+    studio = Studio()
+    call = await studio.ask(prompt="x", size="auto")
+    assert (call.json()["seconds"], call.json()["size"]) == ("", "auto")
+    await studio.carry()
+    await studio.carry()
+    first, second = (run.pooling.picture for run in studio.runs if run.pooling is not None)
+    assert first == second
+    assert first is not None
+    assert (first.seconds, first.width, first.steps) == (None, None, None)
+    await studio.ask(prompt="x")
+    await studio.carry()
+    assert studio.picture().seed != first.seed
+
+
 async def test_the_result_of_the_job_has_the_file_and_what_the_file_says_of_itself() -> None:
     studio = Studio()
     await studio.ask(prompt="x")
@@ -97,6 +112,13 @@ async def test_a_picture_to_begin_with_is_refused_by_name_in_a_form_too() -> Non
     call = await studio.ask_form({"prompt": "x"}, file=("input_reference", b"\x89PNG"))
     assert (call.status, call.error["param"], call.error["code"]) == (400, "input_reference", "unsupported_parameter")
     assert not studio.jobs.published
+
+
+async def test_a_model_that_makes_no_videos_is_named_and_one_that_does_answers_no_chats() -> None:
+    call = await Studio(kinds=["image"]).ask(prompt="x")
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "wrong_kind", "model")
+    text = await Studio().call("/v1/chat/completions", chat())
+    assert (text.status, text.error["code"]) == (400, "wrong_kind")
 
 
 async def test_a_job_that_cannot_be_stored_leaves_no_video_behind() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.errors import CommandError
 from headrace.chat import (
+    COMMANDS,
     Answer,
     Chat,
     Command,
@@ -18,6 +19,7 @@ from headrace.chat import (
     _chosen,
     ask,
     figures,
+    help_text,
     read_events,
     read_line,
 )
@@ -57,6 +59,11 @@ def test_messages_go_on_in_turns_behind_the_system_message() -> None:
     assert [message["content"] for message in chat.ask("four")["messages"]] == ["be short", "one", "two", "four"]
     chat.clear()
     assert len(chat.ask("five")["messages"]) == 2
+
+
+def test_help_lists_every_command_and_names_the_unknown_one() -> None:
+    assert all(name in help_text() for name in COMMANDS)
+    assert help_text("/nothing").startswith("there is no command '/nothing'")
 
 
 def lines(*events: object, done: bool = True) -> list[bytes]:

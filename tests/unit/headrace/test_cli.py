@@ -34,3 +34,20 @@ def test_a_wrong_command_line_is_one_line_and_code_2(line: str, said: str, capsy
     assert err.count("\n") == 1
     assert err.startswith(said)
     assert err.endswith(" --help)\n")
+
+
+def test_what_only_looks_like_an_option_is_left_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """After `--` all words are values, and so are negative numbers."""
+    with pytest.raises(SystemExit):
+        main(["worker", "drain", "--grace", "-5", "--", "--wokers", "more"])
+    assert "unexpected argument 'more'" in capsys.readouterr().err
+
+
+def test_an_unknown_section_of_a_file_is_named_with_the_nearest_one(
+    tmp_path,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[no-untyped-def]
+) -> None:
+    file = tmp_path / "h.toml"
+    file.write_text("[frontent]\nport = 1\n")
+    assert main(["config", "--config", str(file)]) == 78
+    assert "unknown setting 'frontent'; did you mean frontend" in capsys.readouterr().err

@@ -55,6 +55,13 @@ def test_bash_completes(scripts: Path, line: str, offered: set[str]) -> None:
     assert set(done.stdout.split()) == offered
 
 
+@pytest.mark.parametrize(("line", "offered"), ASKED)
+def test_fish_completes(scripts: Path, line: str, offered: set[str]) -> None:
+    ask = f"source {scripts}/fish; complete -C '{line}'"
+    done = subprocess.run([needed("fish"), "--no-config", "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert {each.partition("\t")[0] for each in done.stdout.split("\n") if each} == offered
+
+
 def test_zsh_completes(scripts: Path) -> None:
     zsh = needed("zsh")
     (scripts / "zsh").rename(scripts / "_headrace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_line_stands_below_the_text_and_the_text_goes_on_below_it() -> None:
     assert stream.getvalue() == f"{INDENT}one two\n  what happened\n{INDENT}three\n\n"
 
 
+def test_colours_are_for_terminals_only_and_change_no_character() -> None:
+    plain, coloured = shown(["one two"]), shown(["one two"], coloured=True)
+    assert "\x1b" not in plain
+    assert coloured != plain
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+    assert coloured.splitlines()[0].count(f"\x1b[{Colour.FIRST.value}m") == 2  # the last word too, though a line came behind it
+
+
 DEATH = Death(worker="worker-1", pid=7, seen=3)
 WORKERS = ("worker-1-ab", "worker-2-cd")
 
@@ -58,6 +67,18 @@ def answer(*arrived_s: float) -> Answer:
 
 PAUSED = answer(0.0, 0.1, 0.2, 0.3, 1.0, 1.1, 1.2)  # the fourth piece was on its way when the worker was killed
 CALM = answer(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+
+
+def test_the_pause_is_the_longest_wait_behind_the_death() -> None:
+    verdict = judge(PAUSED, CALM, DEATH, workers=WORKERS)
+    assert (verdict.before, verdict.after, verdict.problems) == (4, 3, ())
+    assert verdict.pause_s == pytest.approx(0.7)
+    assert verdict.usual_s == pytest.approx(0.1)
+
+
+def test_a_wait_long_before_the_death_is_not_the_pause() -> None:
+    early = answer(0.0, 5.0, 5.1, 5.2, 5.9, 6.0, 6.1)
+    assert judge(early, CALM, DEATH, workers=WORKERS).before == 4
 
 
 @pytest.mark.parametrize(

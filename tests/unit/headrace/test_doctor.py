@@ -68,6 +68,14 @@ GOOD = MachineFacts(
 )
 
 
+def levels(facts: MachineFacts) -> dict[str, Level]:
+    return {finding.check: finding.level for finding in check_machine(facts)}
+
+
+def test_a_good_machine_has_nothing_to_look_at() -> None:
+    assert set(levels(GOOD).values()) == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
@@ -112,6 +120,11 @@ def monitoring(**changed: float) -> ServerFacts:
     return replace(SERVER_CHECKS_GOOD, monitoring=replace(SERVER_CHECKS_GOOD.monitoring, **changed))
 
 
+def test_a_good_server_has_nothing_to_look_at() -> None:
+    assert {f.level for f in check_server(SERVER_CHECKS_GOOD)} == {"ok"}
+    assert {f.level for f in check_server(cluster(THREE))} == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
@@ -145,6 +158,16 @@ def test_server_checks_each_fault_is_found_and_says_what_to_do(facts: ServerFact
     found = [f for f in check_server(facts) if f.level != "ok"]
     assert [(f.check, f.level) for f in found] == [(check, level)]
     assert found[0].remedy or level == "unknown"
+
+
+def test_one_copy_is_enough_for_what_is_computed_again() -> None:
+    facts = cluster(StreamFacts(name="OBJ_hr_embeddings", leader="n1", one_copy=True))
+    assert {f.level for f in check_server(facts)} == {"ok"}
+
+
+def test_a_slow_answer_is_no_wrong_clock() -> None:
+    slow = replace(SERVER_CHECKS_GOOD, skew_s=6.0, skew_bound_s=6.0)
+    assert {f.level for f in check_server(slow)} == {"ok"}
 
 
 NAMES = Subjects("hr")
@@ -218,6 +241,12 @@ def test_a_remedy_stands_below_its_finding_and_the_last_line_counts() -> None:
         "",
         "1 fine, 1 to mend",
     ]
+
+
+def test_colour_changes_no_column() -> None:
+    plain, coloured = as_text(FOUND, colour=False), as_text(FOUND, colour=True)
+    assert "\x1b[31mERROR\x1b[0m  broken" in coloured
+    assert "\x1b" not in plain
 
 
 def test_programs_get_every_field() -> None:

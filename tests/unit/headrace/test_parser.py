@@ -13,8 +13,9 @@ import pytest
 
 from headrace import cli
 from headrace.cli import COMMAND_GROUP, build_parser, command_names, main
+from headrace.commands.parts import USUAL
 from headrace.config.build_settings import read_settings
-from headrace.config.options import all_options
+from headrace.config.options import Command, all_options, options_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +37,32 @@ def test_flags_become_settings() -> None:
     assert settings["worker.slots"] == 4
 
 
+def test_a_flag_before_a_nested_command_counts() -> None:
+    parsed = build_parser("worker").parse_args(["worker", "--nats", "nats://a:1", "drain", "w-1"])
+    assert parsed.worker == "w-1"
+    assert read_settings(parsed, "control")["nats.url"] == ("nats://a:1",)
+
+
 def test_a_wrong_setting_ends_with_78_and_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--engine", "vlm"]) == 78
     assert capsys.readouterr().err == (
         "headrace worker: worker.engine = 'vlm' (--engine): expected one of vllm, sglang, sim, trtllm, diffusion, or "
         "MODULE:CLASS; did you mean vllm?\n"
     )
+
+
+@pytest.mark.parametrize("command", ["up", "frontend", "worker", "router"])
+def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help-all"])
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for setting in options_of(command):  # type: ignore[arg-type]
+        if setting.flag:
+            assert setting.flag in said
+            assert setting.env in said
+    assert "example" in said
+    assert "exit codes" in said
 
 
 def test_help_is_short_and_says_how_to_see_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +78,11 @@ def test_help_is_short_and_says_how_to_see_the_rest(capsys: pytest.CaptureFixtur
         assert usual in shown["--help"]
     assert "--tier-weight" not in shown["--help"]
     assert "--tier-weight" in shown["--help-all"]
+
+
+@pytest.mark.parametrize(("command", "usual"), USUAL.items())
+def test_every_usual_flag_is_one_of_the_command(command: Command, usual: frozenset[str]) -> None:
+    assert usual <= {"--config", *(setting.flag for setting in options_of(command))}
 
 
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +104,12 @@ def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"headrace {version('headrace')}\n"
+
+
+def test_flags_of_one_command_do_not_clash() -> None:
+    for command in ("up", "frontend", "worker", "router", "streams", "control", "model"):
+        flags = [setting.flag for setting in options_of(command) if setting.flag]  # type: ignore[arg-type]
+        assert len(flags) == len(set(flags)), command
 
 
 def test_no_secret_has_a_flag_but_that_of_vllms_server() -> None:
@@ -118,6 +150,13 @@ def test_config_prints_every_setting_as_a_list(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert [option.key for option in all_options() if f"* `{option.key}`" not in shown] == []
     assert "* `frontend.port`, `--port` (`8000`): " in shown
+
+
+def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_NATS_PASSWORD", "hunter2")
+    main(["config"])
+    main(["config", "--json"])
+    assert "hunter2" not in capsys.readouterr().out
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.members import WorkerMember
-from headrace.top import LEAST_WIDTH, ORDERS, Order, PoolRow, Snapshot, State, StreamRow, WorkerRow, draw, worker_row
+from headrace.top import LEAST_WIDTH, ORDERS, STALE_S, Order, PoolRow, Snapshot, State, StreamRow, WorkerRow, draw, worker_row
 
 
 def member(**more: Any) -> WorkerMember:
@@ -27,6 +27,16 @@ def test_a_row_has_the_load_of_the_last_report() -> None:
     assert (row.state, row.running, row.slots, row.waiting) == ("serving", 4, 8, 1)
     assert (row.kv_used, row.tokens_s, row.step_s, row.report_age_s) == (0.25, 200.0, 0.02, 0.5)
     assert row.tiers == [9, 1, 0]
+
+
+def test_an_idle_worker_makes_no_tokens_whatever_its_last_step_was() -> None:
+    assert worker_row(member(), report(running=0, step_s=0.02, step_decodes=4), 100.0).tokens_s == 0.0
+
+
+def test_a_worker_whose_reports_stopped_is_named() -> None:
+    assert worker_row(member(), report(), 100.0 + STALE_S).state == "serving"
+    assert worker_row(member(), report(), 100.1 + STALE_S).state == "no report"
+    assert worker_row(member(), None, 100.0).state == "no report"
 
 
 @pytest.mark.parametrize(
@@ -121,6 +131,15 @@ def test_fleets_of_a_pool_have_a_line_of_their_own() -> None:
     assert not any("fleets" in line for line in draw(snapshot(BUSY, IDLE), width=80, height=24))
 
 
+def test_tiers_are_shown_where_a_worker_uses_one_below_the_device_and_there_is_room() -> None:
+    tiered = worker("tiered", slots=8, kv_used=0.5, tiers=[120, 300, 0])
+    wide = "\n".join(draw(snapshot(tiered, IDLE), width=100, height=24))
+    assert re.search(r"^WORKER +ROLE +STATE +RUN +WAIT +KV +TIERS +TOK/S +STEP$", wide, re.MULTILINE)
+    assert re.search(r"^tiered .* 120/300/0 +- +-$", wide, re.MULTILINE)
+    assert "TIERS" not in "\n".join(draw(snapshot(tiered, IDLE), width=60, height=24))
+    assert "TIERS" not in "\n".join(draw(snapshot(worker(tiers=[120, 0, 0]), IDLE), width=100, height=24))
+
+
 @pytest.mark.parametrize(("order", "first"), [("load", "w"), ("kv", "i"), ("tokens", "w"), ("name", "i")])
 def test_workers_are_sorted_as_asked(order: Order, first: str) -> None:
     lines = draw(snapshot(IDLE, BUSY), width=80, height=24, order=order)
@@ -138,6 +157,15 @@ def test_workers_that_do_not_fit_are_counted() -> None:
 def test_without_a_height_every_worker_is_shown() -> None:
     lines = draw(snapshot(*(worker(f"w-{n:02}") for n in range(50))), width=80, height=None)
     assert sum(line.startswith("w-") for line in lines) == 50
+
+
+def test_a_state_that_is_not_current_says_why() -> None:
+    assert "NOT CURRENT: no answer within 5 s" in draw(snapshot(), width=80, height=24, trouble="no answer within 5 s")[0]
+
+
+def test_a_deployment_without_workers_says_so() -> None:
+    lines = draw(snapshot(pools=()), width=80, height=24)
+    assert lines[-1] == "no worker holds a lease"
 
 
 def test_names_cannot_write_control_codes() -> None:

@@ -53,6 +53,11 @@ def test_prompt_tokens_are_counted_if_there_is_a_limit() -> None:
     assert caught.value.errors[0].code == "token_limit_exceeded"
 
 
+def test_the_batch_itself_is_not_counted() -> None:
+    own = running()
+    check_quota(own, plan(10, 0), [own], BatchSettings(tenant_lines=10))
+
+
 def test_batches_of_the_last_hour_are_counted_whatever_became_of_them() -> None:
     settings = BatchSettings(tenant_batches_per_hour=2)
     now = 10_000.0
@@ -96,6 +101,13 @@ async def test_the_first_error_ends_the_rest() -> None:
     assert len(begun) == 2
 
 
+async def test_no_items_are_no_work() -> None:
+    async def work(item: int) -> None:
+        raise AssertionError(item)
+
+    await for_each([], work, at_once=0)
+
+
 HOUR = 3600
 
 
@@ -118,6 +130,16 @@ def test_of_two_batches_alike_the_one_that_ends_first_gets_more() -> None:
     soon, late = batch(1000, 1800), batch(1000, 24 * HOUR)
     found = shares([late, soon], 100, 0.0)
     assert found[soon.id] > 5 * found[late.id]
+
+
+def test_a_batch_alone_gets_all() -> None:
+    only = batch(1000, HOUR)
+    assert shares([only], 64, 0.0) == {only.id: 64}
+
+
+def test_the_part_that_a_small_batch_does_not_need_goes_to_the_others() -> None:
+    small, large = batch(3, 600), batch(10_000, HOUR)
+    assert shares([small, large], 100, 0.0) == {small.id: 3, large.id: 97}
 
 
 def test_three_windows_all_meet_their_deadlines_where_the_work_fits() -> None:

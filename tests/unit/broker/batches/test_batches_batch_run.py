@@ -138,6 +138,19 @@ async def test_a_wrong_file_fails_the_batch_with_its_errors() -> None:
     assert not play.scene.messaging.published
 
 
+async def test_a_batch_over_its_tenants_quota_fails() -> None:
+    play = Play(tenant_lines=3)
+    await play.start()
+    assert [error.code for error in (await play.run()).errors] == ["queued_lines_exceeded"]
+
+
+async def test_a_file_that_is_gone_before_validation_fails_the_batch() -> None:
+    play = Play()
+    play.scene.files.stored.clear()
+    await play.start()
+    assert [error.code for error in (await play.run()).errors] == ["input_file_not_found"]
+
+
 async def test_a_file_that_is_gone_later_closes_the_batch_and_keeps_what_was_done() -> None:
     play = Play(lines=4, window_lines=2)
     await play.start()
@@ -216,6 +229,12 @@ async def test_an_order_of_another_version_is_published_again_from_its_start() -
     stored = await play.scene.store.read("_", play.batch.id)
     await play.scene.store.replace(stored, msgspec.structs.replace(running, plan=99, cursor=4))
     assert (await play.run()).counts.completed == 4
+
+
+async def test_another_owners_batch_is_left_alone() -> None:
+    play = Play()
+    await play.start(owner="other")
+    assert (await play.run()).status == "validating"
 
 
 class Webhook:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.batches.record import InputInvalid
-from headrace.broker.batches.validation import InputLimits, InputValidator, LinePlan, validate
+from headrace.broker.batches.validation import MAX_ERRORS, InputLimits, InputValidator, LinePlan, validate
 
 CHAT = "/v1/chat/completions"
 
@@ -76,6 +76,11 @@ def test_a_wrong_line_is_named(bad: bytes, code: str, param: str | None) -> None
     assert errors(line(1) + bad + line(3)) == [(code, 2, param)]
 
 
+def test_blank_lines_count_in_errors_alone() -> None:
+    assert errors(b"\n\n" + b"x\n") == [("invalid_json_line", 3, None)]
+    assert len(checked(b"\n\n" + line(1) + b"\n")) == 1
+
+
 @pytest.mark.parametrize("data", [b"", b"\n \n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_no_batch(data: bytes) -> None:
     assert errors(data) == [("empty_file", None, None)]
@@ -94,6 +99,18 @@ def test_a_line_that_no_message_can_carry_is_an_error_and_not_kept() -> None:
     assert [error.line for error in caught.value.errors] == [2]
 
 
+def test_a_line_as_long_as_a_message_passes_with_its_carriage_return() -> None:
+    size = len(line(1)) - 1
+    assert len(checked(line(1)[:-1] + b"\r\n", limits=InputLimits(line_bytes=size))) == 1
+    assert errors(line(1), limits=InputLimits(line_bytes=size - 1)) == [("line_too_long", 1, None)]
+
+
+def test_too_many_lines_are_one_error() -> None:
+    data = b"".join(line(number) for number in range(1, 6))
+    assert errors(data, limits=InputLimits(lines=3)) == [("too_many_tasks", 4, None)]
+    assert len(checked(data, limits=InputLimits(lines=5))) == 5
+
+
 def test_limits_are_those_of_openai_and_what_reaches_them_passes() -> None:
     limits = InputLimits()
     assert (limits.lines, limits.file_bytes, limits.embedding_inputs) == (50_000, 200 * 1024 * 1024, 50_000)
@@ -101,6 +118,24 @@ def test_limits_are_those_of_openai_and_what_reaches_them_passes() -> None:
     assert len(checked(data, limits=InputLimits(file_bytes=len(data)))) == 50_000
     assert errors(data, limits=InputLimits(file_bytes=len(data) - 1)) == [("file_too_large", None, None)]
     assert errors(data + line(50_001)) == [("too_many_tasks", 50_001, None)]
+
+
+def test_an_id_may_have_512_characters_of_any_script() -> None:
+    assert len(checked(line(1, custom_id="ä" * 512) + line(2, custom_id="你" * 512))) == 2
+    assert errors(line(1, custom_id="ä" * 513)) == [("invalid_custom_id", 1, "custom_id")]
+
+
+def test_a_file_that_is_too_large_is_not_read_on() -> None:
+    validator = InputValidator(CHAT, InputLimits(file_bytes=300))
+    validator.feed(b"x\n" + line(1) * 10)
+    assert validator.full
+    with pytest.raises(InputInvalid, match="larger than the 300 bytes"):
+        validator.close()
+
+
+def test_reading_stops_after_many_errors() -> None:
+    found = errors(b"x\n" * 1000)
+    assert len(found) == MAX_ERRORS
 
 
 @pytest.mark.parametrize(("given_input", "count"), [("a", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1], [2, 3]], 2), ([], 1)])
@@ -131,3 +166,10 @@ def test_longer_common_beginnings_are_side_by_side_inside_a_group() -> None:
 
     plan = checked(talk(1, "x") + talk(2, "y") + talk(3, "x") + talk(4, "y"))
     assert list(plan.published(0, 4)) == [1, 3, 2, 4]
+
+
+def test_the_order_is_the_same_in_every_process() -> None:
+    data = b"".join(line(number, system="abc"[number % 3]) for number in range(1, 30))
+    one, two = checked(data), checked(data, step=7)
+    assert list(one.published(0, 30)) == list(two.published(0, 30))
+    assert one.digest == two.digest

@@ -17,7 +17,7 @@ from headrace.broker.batches.fan_out import FanOut, InputCopy, ScratchFile, Scra
 from headrace.broker.batches.record import InputGone
 from headrace.broker.batches.validation import LinePlan
 from headrace.broker.durable.stored_job import parse_job
-from headrace.jetstream.errors import NotConnected, PublishUnknown, QueueFull
+from headrace.jetstream.errors import NotConnected, PayloadTooLarge, PublishUnknown, QueueFull
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_batches_batch_run import Play, soon
 from tests.unit.broker.batches.test_batches_validation import checked, line
@@ -89,11 +89,33 @@ async def test_an_unknown_outcome_is_repeated_and_then_left_to_the_caller() -> N
         await fan_out.publish(batch, lines)
 
 
+async def test_lines_that_no_message_can_carry_are_named() -> None:
+    scene, fan_out, plan = scene_of()
+    batch = record("in_progress", model="m")
+
+    def refuse() -> None:
+        raise PayloadTooLarge("large")
+
+    scene.messaging.refuse = refuse
+    assert (await fan_out.publish(batch, await fan_out.lines(batch, plan, [1, 2]))).too_large == (1, 2)
+
+
 async def test_a_file_that_has_become_shorter_is_gone() -> None:
     scene, fan_out, plan = scene_of()
     scene.files.stored["_", "file-1"] = DATA[:-5]
     with pytest.raises(InputGone, match="has lost bytes"):
         await fan_out.lines(record(), plan, [5])
+
+
+async def test_what_was_appended_is_read_by_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    file = ScratchFile(ScratchSpace(100))
+    await file.append([b"one", b"two"])
+    await file.append([b"three"])
+    assert file.size == 11
+    assert await file.read({7: (3, 3), 8: (6, 5)}) == {7: b"two", 8: b"three"}
+    assert not list(tmp_path.iterdir())
+    file.close()
 
 
 async def test_all_files_share_one_space_and_give_it_back() -> None:
@@ -115,6 +137,15 @@ async def test_a_closed_file_has_nothing_and_takes_nothing() -> None:
     file.close()
     with pytest.raises(OSError, match="removed"):
         await file.read({1: (0, 3)})
+
+
+async def test_bytes_that_are_gone_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ScratchFile(ScratchSpace(100))
+    await file.append([b"one"])
+    monkeypatch.setattr(os, "pread", lambda *_: b"o")
+    with pytest.raises(OSError, match="not there as a whole"):
+        await file.read({1: (0, 3)})
+    file.close()
 
 
 __all__ = ["soon"]
@@ -149,6 +180,14 @@ async def test_lines_of_a_copied_file_are_not_read_from_the_store() -> None:
     copy.close()
     scene.files.stored["_", "file-1"] = DATA
     assert b"say 3" in (await fan_out.lines(record(), plan, [3], copy))[3]
+
+
+async def test_a_file_that_was_not_read_to_its_end_has_no_copy() -> None:
+    copy = InputCopy(ScratchSpace(10_000), "batch_1")
+    chunks = copy.copied(chunks_of(DATA))
+    await anext(chunks)
+    assert await copy.lines({1: (0, 5)}) is None
+    copy.close()
 
 
 async def test_copies_stay_within_their_space_and_give_it_back() -> None:

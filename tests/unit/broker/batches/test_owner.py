@@ -51,8 +51,22 @@ async def ends(scene: Scene, leases: Leases, batch_owner: str, *, carried: bool 
     return found.status, found.owner
 
 
+async def test_its_own_batches_are_carried_on() -> None:
+    assert await ends(Scene(), Leases(), "me") == ("failed", "me")
+
+
 async def test_batches_of_a_process_that_is_gone_are_taken_over() -> None:
     assert await ends(Scene(), Leases(gone={"other"}), "other") == ("failed", "me")
+
+
+async def test_batches_of_a_process_that_may_live_are_left_alone() -> None:
+    assert await ends(Scene(), Leases(), "other", carried=False) == ("validating", "other")
+    assert await ends(Scene(), Leases(live={"other"}, gone={"other"}), "other", carried=False) == ("validating", "other")
+
+
+async def test_without_a_lease_nothing_is_carried_on_or_taken() -> None:
+    assert await ends(Scene(), Leases(held=False, gone={"other"}), "other", carried=False) == ("validating", "other")
+    assert await ends(Scene(), Leases(held=False), "me", carried=False) == ("validating", "me")
 
 
 async def test_a_lapse_stops_what_runs() -> None:
@@ -75,6 +89,10 @@ async def test_a_lapse_stops_what_runs() -> None:
     await asyncio.sleep(0.05)
     assert not carrying._runs
     running.cancel()
+
+
+async def test_a_batch_that_was_given_up_is_taken_without_a_look_at_leases() -> None:
+    assert await ends(Scene(), Leases(live={""}), "") == ("failed", "me")
 
 
 class Blocking:

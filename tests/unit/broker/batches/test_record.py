@@ -11,7 +11,10 @@ from headrace.broker.batches.record import (
     LineCounts,
     LineProgress,
     closed_line,
+    custom_id_of,
     file_kind,
+    large_line,
+    lost_line,
     output_line,
 )
 from headrace.broker.messages.durable import JobResult, JobStatus, ResultError, ResultResponse, ResultTokens
@@ -55,6 +58,27 @@ def test_a_result_without_an_answer_and_without_a_reason_says_its_status() -> No
     assert json.loads(output_line("b-1", JobResult(id="b-1", status="poison"), None))["error"]["code"] == "poison"
 
 
+def test_a_line_has_one_id_for_ever_and_another_one_than_its_neighbour() -> None:
+    result = JobResult(id="", status="done")
+    ids = [json.loads(output_line(name, result, None))["id"] for name in ("b-1", "b-1", "b-2")]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_line_is_one_line_whatever_its_answer_has() -> None:
+    result = JobResult(id="b", status="done", custom_id="a\nb\u2028", response=response())
+    assert output_line("b", result, result.response).count(b"\n") == 1
+
+
+def test_lines_that_cannot_be_run_or_read_say_so() -> None:
+    assert json.loads(lost_line("b-1", JobResult(id="b-1", status="done")))["error"]["code"] == "result_lost"
+    assert large_line("b", 1, "c", 0.0).status == "failed"
+
+
+def test_the_custom_id_is_read_from_the_line() -> None:
+    assert custom_id_of(b'{"custom_id": "c1", "body": {}}') == "c1"
+    assert custom_id_of(b"") == custom_id_of(b'{"custom_id": 7}') == ""
+
+
 STATUSES: list[JobStatus] = ["done", "failed", "cancelled", "expired", "poison", "malformed"]
 
 
@@ -75,3 +99,14 @@ def test_each_line_counts_once_by_its_first_result(looks: list[tuple[int, JobSta
     assert progress.waiting == len(progress.out)
     assert progress.complete == (len(first) == 9)
     assert progress.tokens == ResultTokens(prompt=2 * len(first), completion=len(first))
+
+
+def test_a_line_whose_result_was_seen_is_not_waited_for_again() -> None:
+    progress = LineProgress(2)
+    progress.see(1, JobResult(id="x", status="done"))
+    progress.publish([1, 2])
+    assert progress.out == [2]
+
+
+def test_a_batch_without_lines_is_complete() -> None:
+    assert LineProgress(0).complete

@@ -16,9 +16,9 @@ from headrace.broker.batches import results
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.fan_out import ScratchSpace
 from headrace.broker.batches.record import LineProgress, line_name, output_line
-from headrace.broker.batches.results import KeptLines, ResultFiles, SeenResults
+from headrace.broker.batches.results import KeptLines, ResultFiles, SeenResults, new_try, pages, result_file_id
 from headrace.broker.durable.names import JobRef
-from headrace.broker.messages.durable import JobResult, ResultResponse
+from headrace.broker.messages.durable import JobResult, ResultObject, ResultResponse
 from headrace.jetstream.errors import NotConnected, ObjectNotFound, RequestTimeout
 from tests.support.batch_fakes import Scene
 from tests.unit.broker.batches.test_batches_batch_run import Play, soon
@@ -42,6 +42,13 @@ async def test_a_kept_line_is_the_one_that_its_result_makes() -> None:
     assert json.loads(expected[4])["response"]["body"] == {"n": 4}
     kept.close()
     assert await kept.read([2]) == {}
+
+
+async def test_a_large_result_is_left_to_be_read_from_its_object() -> None:
+    kept = KeptLines(ScratchSpace(10_000), BATCH, 1)
+    await kept.keep({1: result(1, response=None, object=ResultObject(name="o", size=1, digest="d"))})
+    assert await kept.read([1]) == {}
+    kept.close()
 
 
 @pytest.mark.parametrize("space", [0, 10_000])
@@ -145,6 +152,23 @@ def ids(scene: Scene, file_id: str | None) -> list[str]:
     return [json.loads(line)["custom_id"] for line in scene.files.stored["_", file_id].splitlines()]
 
 
+async def test_each_line_is_in_one_file() -> None:
+    scene = Scene()
+    files, progress, batch_id = finished(scene, ["done", "failed", "done"] * 100)
+    written = await files.write(record(id=batch_id), "n", progress)
+    assert ids(scene, written.output) == [f"c{n}" for n in range(1, 301) if n % 3 != 2]
+    assert ids(scene, written.error) == [f"c{n}" for n in range(2, 301, 3)]
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+async def test_a_file_that_would_be_empty_is_not_written(status: str) -> None:
+    scene = Scene()
+    files, progress, batch_id = finished(scene, [status])
+    written = await files.write(record(id=batch_id), "n", progress)
+    assert (written.output is None, written.error is None) == (status != "done", status == "done")
+    assert len(scene.files.stored) == 1
+
+
 async def test_a_result_that_an_old_read_does_not_show_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "LOOK_AGAIN_S", 0.0)
     scene = Scene()
@@ -174,6 +198,16 @@ async def test_files_of_other_tries_are_swept_and_those_that_are_named_are_kept(
     await files.sweep(named, ["lost", "won"])
     assert {file_id for _, file_id in scene.files.stored} == set(won)
     assert set(lost) & set(won) == set()
+
+
+def test_no_two_tries_share_a_file() -> None:
+    names = {result_file_id("b", new_try(), kind) for _ in range(50) for kind in results.KINDS}
+    assert len(names) == 100
+
+
+def test_pages_are_whole_but_for_the_last_one() -> None:
+    assert list(pages(range(5), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(pages([], 2)) == []
 
 
 __all__ = ["soon"]

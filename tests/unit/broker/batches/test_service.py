@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from headrace.broker.batches.record import (
+    BatchChangeRefused,
     BatchQuotaExceeded,
     BatchRateExceeded,
     BatchRecord,
@@ -71,6 +72,12 @@ async def test_a_tenant_may_create_so_many_batches_in_an_hour() -> None:
     await batches.create("_", NEW)
 
 
+async def test_a_process_that_takes_no_batches_creates_them_without_an_owner() -> None:
+    _, batches = service()
+    batches.disown()
+    assert (await batches.create("_", NEW)).owner == ""
+
+
 async def stored(scene: Scene, made: BatchRecord) -> str:
     await scene.store.create(made)
     return made.id
@@ -82,6 +89,19 @@ async def test_a_batch_that_runs_is_cancelled(status: str) -> None:
     name = await stored(scene, record(status))  # type: ignore[arg-type]
     assert (await batches.cancel("_", name)).cancelling_at == 1000
     assert (await batches.cancel("_", name)).status == "cancelling"
+
+
+async def test_a_batch_whose_lines_all_have_results_is_let_be() -> None:
+    scene, batches = service()
+    assert (await batches.cancel("_", await stored(scene, record("finalizing")))).status == "finalizing"
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
+async def test_an_end_cannot_be_cancelled(status: str) -> None:
+    scene, batches = service()
+    name = await stored(scene, record(status))  # type: ignore[arg-type]
+    with pytest.raises(BatchChangeRefused, match=f"is {status}"):
+        await batches.cancel("_", name)
 
 
 async def test_a_cancel_that_meets_a_change_of_the_owner_starts_over_from_a_new_read() -> None:
@@ -101,6 +121,11 @@ async def test_a_cancel_that_meets_a_change_of_the_owner_starts_over_from_a_new_
     scene.store.read = raced  # type: ignore[method-assign, assignment]
     cancelled = await batches.cancel("_", name)
     assert (cancelled.status, cancelled.cursor) == ("cancelling", 7)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("24h", 86_400), ("30m", 1800), ("2h", 7200), ("7d", 604_800), ("60s", 60)])
+def test_a_window_is_read(text: str, seconds: int) -> None:
+    assert window_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "59s", "8d", "-1h", "1.5h", "24h ", "24H", "99999999d", "²h"])

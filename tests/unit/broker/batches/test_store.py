@@ -14,7 +14,7 @@ from headrace.broker.batches.record import BatchUnknown, InputGone, move
 from headrace.broker.batches.store import BatchView, StoredFiles, batch_key
 from headrace.broker.files.errors import FileUnknown
 from headrace.broker.files.store import FileDraft
-from headrace.jetstream.errors import RevisionConflict
+from headrace.jetstream.errors import RevisionConflict, SubjectError
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_states import record
 
@@ -47,6 +47,14 @@ async def test_a_record_expires_only_after_its_end() -> None:
     assert ttls[batch_key("_", made.id)] == 100.0
 
 
+async def test_a_list_has_the_tenants_batches_the_newest_first() -> None:
+    store = Scene().store
+    made = [record(tenant="a", created=float(n)) for n in range(3)]
+    for each in (*made, record(tenant="b")):
+        await store.create(each)
+    assert [r.created for r in await store.of_tenant("a")] == [2.0, 1.0, 0.0]
+
+
 async def test_the_view_follows_the_bucket_and_knows_which_batches_are_being_closed() -> None:
     scene, made = Scene(), record("in_progress")
     view = BatchView(scene.messaging, SUBJECTS)  # type: ignore[arg-type]
@@ -66,6 +74,11 @@ async def test_a_record_that_cannot_be_read_is_left_out_of_the_view() -> None:
     view = BatchView(scene.messaging, SUBJECTS)  # type: ignore[arg-type]
     await scene.messaging.bucket("hr_batches").create("_.batch_x", msgspec.json.encode({"id": 7}))
     assert not list(view.records())
+
+
+def test_names_that_are_no_tokens_are_no_keys() -> None:
+    with pytest.raises(SubjectError):
+        batch_key("a.b", "batch_1")
 
 
 class Store:

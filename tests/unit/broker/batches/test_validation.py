@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.batches.validation import RANGE, LinePlan
+from headrace.broker.batches.validation import GAP, RANGE, LinePlan
 
 
 def plan_of(lengths: list[int]) -> LinePlan:
@@ -28,3 +28,15 @@ def test_ranges_hold_each_wanted_line_once_and_are_bounded(lengths: list[int], d
             assert offset + size <= start + length
             found.append(number)
     assert sorted(found) == sorted(wanted)
+
+
+def test_lines_far_apart_are_read_apart() -> None:
+    plan = plan_of([10, GAP + 10, 10])
+    assert [inside for _, _, inside in plan.ranges([1, 3])] == [[1], [3]]
+    assert [inside for _, _, inside in plan.ranges([1, 2, 3])] == [[1, 2, 3]]
+
+
+def test_a_line_costs_24_bytes() -> None:
+    plan = plan_of([1] * 100)
+    columns = (plan._offset, plan._length, plan._group, plan._whole, plan._order)
+    assert sum(column.itemsize for column in columns) == 24

@@ -102,6 +102,13 @@ def test_a_writer_behind_another_one_stops(faults: list[str], step: int) -> None
     assert [entry.n for entry in entries[:-1]] == list(range(1, len(entries)))
 
 
+def test_an_unknown_outcome_is_repeated_with_the_same_bytes() -> None:
+    streams = FakeStreams(["lose", "unread", "lose"])
+    asyncio.run(writer(streams).append("take", carrier="c"))
+    assert len(streams.published) == 3
+    assert len(set(streams.published)) == 1
+
+
 def test_what_was_left_unsettled_is_settled_before_anything_else_is_written() -> None:
     streams = FakeStreams(["lose", "unread"])
 

@@ -11,6 +11,11 @@ from headrace.broker.messages.durable import JobProgress, JobResult
 from headrace.jetstream.subjects import Subjects
 
 
+@pytest.mark.parametrize("subject", ["_INBOX.abc.1", "answers", "my.answers.a-1"])
+def test_a_result_may_be_sent_to_a_publishers_own_subject(subject: str) -> None:
+    assert may_reply(subject, "hr")
+
+
 @pytest.mark.parametrize(
     "subject",
     ["", "$JS.API.STREAM.DELETE.HR_JOB", "hr.job.m.t", "hr.ctl.w1", "a b", "a\r\nPUB b 0", "a.*", "a.>", "a..b", "x" * 257],

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.durable.quota import QueueUsage, QuotaLimits, TenantLedger, over, usage_of
+from headrace.broker.durable.stored_job import parse_job
 
 SIZES = st.lists(st.integers(1, 100), max_size=30)
 
@@ -23,6 +24,11 @@ SIZES = st.lists(st.integers(1, 100), max_size=30)
 )
 def test_the_limit_that_is_exceeded_is_named(limits: QuotaLimits, reason: str | None) -> None:
     assert over(limits, QueueUsage(2, 20, 8), QueueUsage(1, 10, 2)) == reason
+
+
+def test_prompt_tokens_are_estimated_from_the_body_at_four_bytes_each() -> None:
+    job = parse_job(b'{"a": 1}', {}, tenant="t", seq=1, stored=0.0)
+    assert usage_of(8, job) == QueueUsage(1, 8, 2)
 
 
 @given(SIZES, st.integers(0, 20), st.integers(0, 500))
@@ -45,3 +51,9 @@ def test_jobs_that_have_ended_make_room() -> None:
     ledger.settle(waiting=2)
     assert ledger.admitted == QueueUsage(2, 50, 12)
     assert ledger.take(6, usage_of(25), limits, exempt=False) is None
+
+
+def test_a_line_of_a_batch_is_never_over_and_counts() -> None:
+    limits, ledger = QuotaLimits(jobs=1), TenantLedger()
+    assert [ledger.take(seq, usage_of(1), limits, exempt=True) for seq in (1, 2)] == [None, None]
+    assert ledger.take(3, usage_of(1), limits, exempt=False) == "tenant_jobs"

@@ -125,6 +125,14 @@ async def read(stream: FakeStream, first: int = 0) -> list[Stretch]:
     return found
 
 
+async def test_a_stream_is_read_to_its_end_and_its_reader_is_closed() -> None:
+    stream = FakeStream(stored(entries_of([2, 1, 1])))
+    found = await read(stream, first=1)
+    assert [event for stretch in found for event in stretch.events] == [b"1", b"2", b"3"]
+    assert found[-1].end is not None
+    assert stream.follows[0].closed
+
+
 async def test_a_reader_whose_position_expired_begins_again_and_repeats_nothing() -> None:
     messages = stored(entries_of([2, 1, 1]))
     stream = FakeStream([*messages[:2], StreamTrimmed("x", wanted=1, first_seq=2, last_seq=9)], messages)

@@ -49,6 +49,13 @@ def test_one_of_two_results_stands_and_both_writers_are_told_which(faults: list[
     assert asyncio.run(results.response(told[0])) == first.response
 
 
+def test_a_full_stream_is_not_a_result() -> None:
+    streams = FakeStreams(["full", "", "full", "", "full"])
+    asyncio.run(store(streams).commit("t", "j", answer("mine")))
+    assert len(streams.published) == 4
+    assert len(streams.of("hr.result.t.j")) == 1
+
+
 def test_an_object_is_kept_until_another_result_is_seen() -> None:
     streams = FakeStreams(["full", "unread", "loseack", "unread", "", "unread"])
     told = asyncio.run(store(streams).commit("t", "j", answer("mine", LARGEST)))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.codec import decode
+from headrace.broker.codec import decode, encode
 from headrace.broker.durable.names import JobRef
 from headrace.broker.durable.results import OutsideEnds, ResultLookup, ResultStore, decode_result, refused
 from headrace.broker.messages.durable import JobResult, StreamEntry
@@ -106,3 +106,10 @@ async def test_a_plain_job_gets_no_entry() -> None:
     assert await ended(streams, JobRef(tenant="t", name="j")) == "failed"
     assert not streams.of(ENTRIES)
     assert [decode_result(message.data) for message in streams.of(RESULT)] == [unknown_model()]
+
+
+async def test_the_result_of_a_stream_that_a_carrier_has_failed_is_left_to_carriers() -> None:
+    streams = FakeStreams()
+    streams.put(ENTRIES, encode(StreamEntry(nonce="c", n=1, kind="end", status="failed")))
+    assert await ended(streams) == "failed"
+    assert not streams.of(RESULT)

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from headrace.broker.codec import encode
 from headrace.broker.durable.errors import JobMalformed
 from headrace.broker.durable.stored_job import PUBLISH_TRIES, JobPublisher, NewJob, StoredJob, parse_job
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
+from headrace.broker.messages.requests import Envelope
 from headrace.jetstream.errors import NotConnected, PayloadTooLarge, PublishUnknown, QueueFull
 from headrace.jetstream.ports import PubAck
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import LONGEST_DEADLINE_S
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BODY = msgspec.json.encode(CHAT)
@@ -36,8 +39,32 @@ def test_headers_say_what_a_body_cannot() -> None:
     assert (job.deadline, job.durable) == (STORED + 5, True)
 
 
+def test_a_line_of_a_batch_file_is_taken_as_it_is() -> None:
+    job = parsed(msgspec.json.encode({"custom_id": "l1", "method": "POST", "url": "/v1/completions", "body": CHAT}))
+    assert (job.name, job.custom_id, job.endpoint) == ("l1", "l1", "/v1/completions")
+    assert msgspec.json.decode(job.body) == CHAT
+
+
+def test_the_id_is_the_header_then_the_message_id() -> None:
+    assert parsed(Nats_Msg_Id="m").name == "m"
+    assert parsed(Nats_Msg_Id="m", Hr_Job="j").name == "j"
+
+
 def test_msgpack_becomes_json() -> None:
     assert msgspec.json.decode(parsed(msgspec.msgpack.encode(CHAT)).body) == CHAT
+
+
+def test_an_envelope_is_kept_as_it_is() -> None:
+    envelope = Envelope(id="x", pool="p", model="m", judge="-", deadline=1.0, created=1.0, tokens=3, payload=b"p")
+    assert parsed(encode(envelope)).envelope == envelope
+
+
+def test_broken_json_is_left_to_the_api() -> None:
+    assert parsed(b'{"model": ').body == b'{"model": '
+
+
+def test_no_deadline_is_beyond_what_is_kept() -> None:
+    assert parsed(Hr_Deadline="1e30").deadline == STORED + LONGEST_DEADLINE_S
 
 
 @pytest.mark.parametrize(

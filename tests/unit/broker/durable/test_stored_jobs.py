@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.codec import encode
+from headrace.broker.codec import decode, encode
 from headrace.broker.durable import stored_jobs
 from headrace.broker.durable.results import encode_result
 from headrace.broker.durable.stored_jobs import JobCanceller
@@ -23,6 +23,13 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 async def cancelled(streams: FakeStreams) -> JobStatus:
     canceller = JobCanceller(streams, Subjects("hr"), wall=lambda: 1.0)  # type: ignore[arg-type]
     return await canceller.cancel("t", "j")
+
+
+async def test_a_job_without_an_end_is_cancelled_in_its_stream_and_its_result() -> None:
+    streams = FakeStreams()
+    assert await cancelled(streams) == "cancelled"
+    assert [decode(StreamEntry, message.data).status for message in streams.of(ENTRIES)] == ["cancelled"]
+    assert b'"status":"cancelled"' in streams.of(RESULT)[0].data
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "expired"])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.durable.errors import StreamIncomplete
+from headrace.broker.durable.stored_job import StoredJob, parse_job
 from headrace.broker.durable.stream_writer import (
     JobState,
     asks_carriers,
     end_of,
+    fault_of,
     fold,
+    has_entries,
+    is_carrier_poison,
     is_left_to,
     window,
 )
@@ -30,7 +35,7 @@ from headrace.broker.errors import (
     SlowClient,
 )
 from headrace.broker.messages.control import HistoryEntry
-from headrace.broker.messages.durable import StreamEntry
+from headrace.broker.messages.durable import HEADER_STREAM, StreamEntry
 from headrace.broker.messages.frames import Finish, Row
 
 
@@ -95,6 +100,14 @@ def test_a_stream_that_lacks_an_entry_is_incomplete(
         fold(numbered(rest))
 
 
+@given(streams(), st.data())
+def test_a_stream_with_an_entry_twice_is_refused(made: tuple[list[StreamEntry], list[list[int]]], data: st.DataObject) -> None:
+    entries, _ = made
+    twice = data.draw(st.integers(0, len(entries) - 1))
+    with pytest.raises(StreamIncomplete):
+        fold(numbered([*entries[: twice + 1], *entries[twice:]]))
+
+
 def test_nothing_follows_the_end() -> None:
     state = JobState()
     state.apply(1, StreamEntry(nonce="a", n=1, kind="take", carrier="c"))
@@ -126,6 +139,15 @@ def test_takers_count_until_they_began_and_crashes_once() -> None:
     assert state.history == [crash, HistoryEntry(2, "x", 1)]
 
 
+def test_entries_survive_the_wire() -> None:
+    entry = StreamEntry(nonce="a", n=1, kind="rows", rows=[row(0, 0, [1])], events=[b"{}"])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=StreamEntry) == entry
+
+
+def job(*, durable: bool = False) -> StoredJob:
+    return parse_job(b"{}", {HEADER_STREAM: "1"} if durable else {}, tenant="t", seq=1, stored=0.0)
+
+
 def taken(*carriers: str, begun: int = 0) -> JobState:
     entries = []
     for i, carrier in enumerate(carriers):
@@ -133,6 +155,12 @@ def taken(*carriers: str, begun: int = 0) -> JobState:
         if i < begun:
             entries.append(StreamEntry(nonce=str(i), n=2, kind="ok"))
     return fold(enumerate(entries, 1))
+
+
+def test_a_plain_job_has_entries_from_its_second_delivery_on() -> None:
+    assert not has_entries(job(), 1)
+    assert has_entries(job(), 2)
+    assert has_entries(job(durable=True), 1)
 
 
 def test_carriers_are_asked_about_what_was_delivered_or_taken_before() -> None:
@@ -158,11 +186,24 @@ def test_a_job_is_left_to_a_carrier_that_has_it_or_may_have_it(
     assert is_left_to(taker, others, taker_gone=gone) is left
 
 
+def test_three_carriers_that_died_before_they_submitted_a_job_make_it_poison() -> None:
+    assert is_carrier_poison(taken("a", "b", "c"), {"a", "b", "c"})
+    assert not is_carrier_poison(taken("a", "b", "c"), {"a", "b"})
+    assert not is_carrier_poison(taken("a", "a", "b"), {"a", "b"})
+    assert not is_carrier_poison(taken("a", "b", "c", begun=1), {"a", "b", "c"})
+
+
 @given(st.integers(0, 5000), st.integers(0, 9), st.integers(1, 3000))
 def test_a_window_is_bounded_and_shut_without_capacity(slots: int, carriers: int, most: int) -> None:
     found = window(slots, carriers, most)
     assert 0 <= found <= most
     assert (found == 0) == (slots == 0)
+
+
+def test_carriers_share_the_slots_of_a_pool() -> None:
+    assert window(64, 1, 1024) == 128
+    assert window(64, 4, 1024) == 32
+    assert window(2, 8, 1024) == 8
 
 
 @pytest.mark.parametrize(
@@ -182,3 +223,12 @@ def test_a_window_is_bounded_and_shut_without_capacity(slots: int, carriers: int
 )
 def test_each_end_of_a_run_has_its_meaning_for_the_job(error: JobError, ended: str) -> None:
     assert end_of(error, emitted=False) == ended
+
+
+def test_what_clients_have_cannot_be_begun_again() -> None:
+    assert end_of(ResumeImpossible(), emitted=True) == "failed"
+
+
+def test_a_fault_names_what_was_refused() -> None:
+    assert fault_of(JobRefused("full", reason="shed")).code == "shed"
+    assert fault_of(JobInvalid("no", param="n")).param == "n"

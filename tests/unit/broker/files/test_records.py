@@ -9,7 +9,21 @@ from headrace.broker.files.records import (
     check_filename,
     check_life,
     check_purpose,
+    is_file_id,
+    is_part_id,
+    is_upload_id,
+    life_of,
+    new_file_id,
+    new_part_id,
+    new_upload_id,
 )
+
+
+def test_new_ids_are_ids_and_fit_into_keys() -> None:
+    assert is_file_id(new_file_id())
+    assert is_upload_id(new_upload_id())
+    assert is_part_id(new_part_id())
+    assert not is_upload_id(new_file_id())
 
 
 @pytest.mark.parametrize(("given", "kept"), [("a.jsonl", "a.jsonl"), ("/etc/passwd", "passwd"), ("C:\\x\\y.txt", "y.txt")])
@@ -43,3 +57,8 @@ def test_a_life_is_from_an_hour_to_thirty_days() -> None:
     ):
         with pytest.raises(FileInvalid, match="expires_after"):
             check_life(anchor, seconds)
+
+
+def test_batches_expire_where_nothing_else_is_asked_for() -> None:
+    assert (life_of("batch", None), life_of("batch_output", None), life_of("vision", None)) == (2592000, 2592000, None)
+    assert life_of("batch", 3600) == life_of("vision", 3600) == 3600

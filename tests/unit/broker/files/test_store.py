@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 
 import pytest
 
 from headrace.broker.files.errors import FileInvalid, FileNotStored, FileQuotaExceeded, FileTooLarge, FileUnknown
-from headrace.broker.files.records import FileLimits
+from headrace.broker.files.records import DAY_S, FileLimits, is_file_id
 from headrace.broker.files.store import LONGEST_WRITE_S, RESERVED_S, FileDraft
-from tests.unit.broker.files.bed import Bed
+from headrace.jetstream.errors import DiskFull
+from tests.unit.broker.files.bed import Bed, pieces
 
 
 async def test_a_file_is_read_as_it_was_written_and_in_ranges() -> None:
@@ -38,6 +40,13 @@ async def test_files_of_another_tenant_do_not_exist() -> None:
     assert await bed.files.get(record.id, "t") == record
 
 
+@pytest.mark.parametrize("file_id", ["", "file-", "file-*", "file->", "upload_1", "file-a.b", "file-" + "a" * 59, "x"])
+async def test_what_cannot_be_an_id_is_no_file(file_id: str) -> None:
+    assert not is_file_id(file_id)
+    with pytest.raises(FileUnknown):
+        await Bed().files.get(file_id, "t")
+
+
 async def test_a_file_that_is_left_unfinished_leaves_nothing() -> None:
     bed = Bed()
     async with bed.files.writer(FileDraft(tenant="t", filename="f", purpose="batch")) as writer:
@@ -48,6 +57,14 @@ async def test_a_file_that_is_left_unfinished_leaves_nothing() -> None:
             await bed.files.get(writer.id, "t")
     assert bed.objects.names == bed.records.keys == []
     assert bed.objects.open_writers == 0
+
+
+async def test_a_store_that_is_full_leaves_nothing() -> None:
+    bed = Bed()
+    bed.objects.broken = DiskFull()
+    with pytest.raises(DiskFull):
+        await bed.add()
+    assert bed.records.keys == []
 
 
 async def test_a_file_whose_reservation_was_lost_is_not_stored() -> None:
@@ -79,6 +96,19 @@ async def test_a_file_may_have_as_many_bytes_as_its_purpose_allows(purpose: str,
         with pytest.raises(FileTooLarge, match=f"{most}"):
             await bed.add(bytes(most + 1), purpose=purpose)
     assert len(bed.records.keys) == len(bed.objects.names) == 1
+
+
+async def test_a_purpose_that_comes_after_the_content_counts_too() -> None:
+    bed = Bed()
+    async with bed.files.writer(FileDraft(tenant="t", filename="f")) as writer:
+        await writer.write(bytes(51))
+        with pytest.raises(FileTooLarge, match="50"):
+            await writer.commit(purpose="batch")
+    assert bed.records.keys == []
+    async with bed.files.writer(FileDraft(tenant="t", filename="f")) as writer:
+        await writer.write(bytes(50))
+        record = await writer.commit(purpose="batch", life_s=3600)
+    assert (record.purpose, record.expires) == ("batch", record.created + 3600)
 
 
 async def test_an_announced_size_is_refused_before_anything_is_stored() -> None:
@@ -128,6 +158,18 @@ async def test_two_files_that_fit_only_one_at_a_time_never_both_pass() -> None:
     assert sum(record.bytes for record in (await bed.files.page("t")).files) <= 200
 
 
+async def test_files_expire_by_their_purpose_or_as_asked() -> None:
+    bed = Bed()
+    batch, asked, kept = await bed.add(purpose="batch"), await bed.add(life_s=3600), await bed.add()
+    assert (batch.expires, asked.expires, kept.expires) == (batch.created + 30 * DAY_S, asked.created + 3600, None)
+    bed.clock.at += 3600
+    assert {record.id for record in (await bed.files.page("t")).files} == {batch.id, kept.id}
+    with pytest.raises(FileUnknown):
+        await bed.files.get(asked.id, "t")
+    bed.clock.at += 30 * DAY_S
+    assert bed.objects.names == [kept.object_name]
+
+
 async def test_a_list_is_ordered_filtered_and_paged() -> None:
     bed = Bed(FileLimits())
     first, second, third = [await bed.add(purpose=purpose) for purpose in ("batch", "vision", "batch")]
@@ -166,6 +208,19 @@ async def test_a_sweep_reads_the_record_before_it_removes(monkeypatch: pytest.Mo
     monkeypatch.setattr(bed.records, "entries", stale)
     assert await bed.sweeper.sweep() == 0
     assert bed.objects.names == [kept.object_name]
+
+
+async def test_a_stream_that_fails_leaves_nothing() -> None:
+    bed = Bed()
+
+    async def failing():  # type: ignore[no-untyped-def]
+        yield os.urandom(10)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await bed.files.create(FileDraft(tenant="t", filename="f", purpose="batch"), failing())
+    assert bed.objects.names == bed.records.keys == []
+    assert (await bed.files.create(FileDraft(tenant="t", filename="f", purpose="batch"), pieces())).bytes == 0
 
 
 async def test_a_writer_that_died_reserves_nothing_for_ever() -> None:

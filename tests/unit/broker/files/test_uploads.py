@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.files.errors import FileInvalid, FileQuotaExceeded, FileTooLarge, UploadClosed, UploadUnknown
-from headrace.broker.files.records import UploadRecord
+from headrace.broker.files.records import UPLOAD_LIFE_S, UploadRecord
 from headrace.broker.files.store import FileDraft
 from tests.unit.broker.files.bed import Bed, pieces
 
@@ -95,6 +95,21 @@ async def test_a_cancelled_upload_drops_its_parts() -> None:
     assert bed.objects.names == []
     with pytest.raises(UploadClosed, match="cancelled"):
         await bed.uploads.complete(upload.id, "t", [taken])
+
+
+async def test_an_upload_expires_after_an_hour() -> None:
+    bed = Bed()
+    upload = await opened(bed, 3)
+    taken = await part(bed, upload, b"abc")
+    bed.clock.at = upload.created + UPLOAD_LIFE_S
+    assert (await bed.uploads.get(upload.id, "t")).status_at(bed.clock()) == "expired"
+    for late in (bed.uploads.open(upload.id, "t"), bed.uploads.complete(upload.id, "t", [taken])):
+        with pytest.raises(UploadClosed, match="expired"):
+            await late
+    with pytest.raises(UploadClosed, match="expired"):
+        await bed.uploads.cancel(upload.id, "t")
+    bed.clock.at += UPLOAD_LIFE_S
+    assert bed.objects.names == []
 
 
 async def test_a_part_that_ends_after_its_upload_is_not_kept() -> None:

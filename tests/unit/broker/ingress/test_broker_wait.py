@@ -33,6 +33,10 @@ async def test_a_request_waits_no_longer_than_the_setting_and_its_deadline_say(l
     await asyncio.wait_for(BrokerWait(lambda: True, longest_s=longest_s).hold(deadline_s), 10)
 
 
+async def test_no_request_waits_while_the_broker_is_there() -> None:
+    await asyncio.wait_for(BrokerWait(lambda: False, longest_s=60.0).hold(60.0), 10)
+
+
 async def test_more_requests_than_may_wait_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "MOST", 1)
     broker = Broker()

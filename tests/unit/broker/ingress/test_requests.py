@@ -8,6 +8,7 @@ from headrace.broker.codec import decode
 from headrace.broker.errors import DeadlineExceeded, JobWithdrawn
 from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.messages.durable import DeadLetter
+from headrace.broker.messages.events import JobEvent
 from headrace.broker.messages.frames import Frame, Row
 from headrace.broker.protocol.quarantine import Crash
 from headrace.jetstream.errors import NotConnected
@@ -29,6 +30,13 @@ async def test_a_request_that_was_answered_says_how_many_tokens_came() -> None:
     parts = Parts()
     parts.judge.on_frame(Frame(worker="w", rows=[Row("r", 1, 5, 0, 0, [1, 2, 3], ["a", "b", "c"])]), 0.0)
     with pytest.raises(DeadlineExceeded, match=r"the request had started and produced 3 tokens"):
+        await missed(parts)
+
+
+async def test_a_request_in_its_prefill_has_started() -> None:
+    parts = Parts()
+    parts.judge.on_event(JobEvent(kind="started", id="r", attempt=1, worker="w"))
+    with pytest.raises(DeadlineExceeded, match="had started and produced 0 tokens"):
         await missed(parts)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.ingress.response_store import StoreShares, described_answer, kept_record, record_key
+from headrace.broker.ingress.response_store import TENANT, StoreShares, described_answer, kept_record, record_key, stored_size
 from headrace.jetstream.ports import StoredMessage
 
 
@@ -30,6 +30,13 @@ def test_a_value_that_was_written_again_is_the_newest_and_counts_once() -> None:
     shares.drop("one")
     shares.drop("never there")
     assert (len(shares), shares.bytes_of("t"), shares.take(1, most=9)) == (0, 0, [])
+
+
+def test_no_more_are_taken_than_asked_for() -> None:
+    shares = StoreShares()
+    for i in range(9):
+        shares.keep(str(i), "t", 1)
+    assert len(shares.take(9, most=2)) == 2
 
 
 @given(
@@ -59,10 +66,23 @@ def described(data: bytes) -> StoredMessage:
     return StoredMessage("$O.hr_responses.M.cmVzcF8x", 7, data)
 
 
+def test_an_answer_counts_for_the_tenant_of_its_description() -> None:
+    held = described_answer(
+        described(b'{"name":"resp_1","bucket":"b","nuid":"n","size":1000,"metadata":{"%s":"acme"}}' % TENANT.encode())
+    )
+    assert held == ("resp_1", "acme", stored_size(1000))
+
+
 def test_an_answer_of_an_older_version_counts_for_a_tenant_without_a_name() -> None:
     held = described_answer(described(b'{"name":"resp_1","bucket":"b","nuid":"n","size":1}'))
     assert held is not None
     assert held.tenant == ""
+
+
+def test_a_deleted_answer_counts_for_none() -> None:
+    held = described_answer(described(b'{"name":"resp_1","bucket":"b","nuid":"n","deleted":true}'))
+    assert held is not None
+    assert (held.key, held.tenant) == ("resp_1", None)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"name":1}', b"[" * 100_000, b"\xff\xfe"])

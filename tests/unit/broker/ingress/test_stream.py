@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.errors import JobCancelled
-from headrace.broker.ingress.stream import MOST, JobStream, RowDispatcher
+from headrace.broker.ingress.stream import MOST, PER_READER_S, JobStream, RowDispatcher
 from headrace.broker.messages.frames import Finish, JobFault, Row
 from tests.support.ingress_parts import StreamReports
 
@@ -69,6 +69,16 @@ def world(gather_s: float) -> tuple[Clock, RowDispatcher, Reader]:
     return clock, dispatcher, Reader(dispatcher)
 
 
+def test_a_slow_stream_never_waits() -> None:
+    clock, _, reader = world(0.002)
+    for _ in range(3):
+        reader.take()
+        clock.turn()
+        assert reader.waiting == 0
+        clock.turn(after_s=0.003)
+    assert reader.got == [1, 1, 1]
+
+
 def test_a_fast_stream_gets_its_rows_in_pieces_and_waits_for_none_longer_than_it_says() -> None:
     clock, _, reader = world(0.002)
     reader.take()
@@ -80,6 +90,42 @@ def test_a_fast_stream_gets_its_rows_in_pieces_and_waits_for_none_longer_than_it
     clock.turn(after_s=0.002)
     clock.turn()
     assert reader.got == [1, 4]
+
+
+def test_the_wait_grows_with_the_readers_up_to_its_limit() -> None:
+    clock, dispatcher, reader = world(0.008)
+    for readers, wait_s in ((1, PER_READER_S), (40, 0.002), (160, 0.008), (1000, 0.008)):
+        dispatcher.readers = readers
+        reader.delivered_s, reader.got = clock.now, []
+        reader.take()
+        clock.turn(after_s=0.9 * wait_s)
+        clock.turn()
+        assert reader.got == []
+        clock.turn(after_s=0.11 * wait_s)
+        clock.turn()
+        assert reader.got == [1]
+
+
+def test_the_end_does_not_wait() -> None:
+    clock, _, reader = world(0.002)
+    reader.take()
+    clock.turn()
+    reader.take()
+    reader.take(last=True)
+    clock.turn()
+    assert reader.got == [1, 2]
+    clock.turn(after_s=1)
+    clock.turn()
+    assert reader.got == [1, 2]
+
+
+def test_without_gathering_everything_is_passed_on_in_the_next_turn() -> None:
+    clock, _, reader = world(0.0)
+    for _ in range(3):
+        reader.take()
+        reader.take()
+        clock.turn()
+    assert reader.got == [2, 2, 2]
 
 
 def test_a_crowd_is_served_over_several_turns() -> None:
@@ -154,6 +200,19 @@ async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows()
     assert got == [0]
     with pytest.raises(JobCancelled, match="gone"):
         await reading.rows()
+
+
+async def test_a_stream_counts_as_a_reader_while_its_rows_are_passed_on() -> None:
+    dispatcher = RowDispatcher(asyncio.get_running_loop(), gather_s=1.0)
+    reading = JobStream("r", limit=9, owner=StreamReports(), dispatcher=dispatcher)
+    counts = [dispatcher.readers]
+    task = asyncio.create_task(reading.deliver_to(lambda rows: True))
+    await asyncio.sleep(0)
+    counts.append(dispatcher.readers)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [*counts, dispatcher.readers] == [0, 1, 0]
 
 
 async def test_what_the_sink_raises_its_reader_gets() -> None:

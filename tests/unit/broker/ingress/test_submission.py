@@ -19,7 +19,7 @@ from headrace.broker.messages.control import HistoryEntry
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.settings import IngressSettings, Timing
-from headrace.jetstream.errors import DiskFull, JetStreamError, NoLeader, PublishUnknown, TopologyError
+from headrace.jetstream.errors import DiskFull, JetStreamError, NoLeader, NotConnected, PublishUnknown, TopologyError
 from headrace.jetstream.ports import PubAck
 from tests.support.ingress_parts import SUBJECTS, Parts
 
@@ -119,6 +119,17 @@ async def test_more_requests_than_may_wait_are_refused(monkeypatch: pytest.Monke
     assert outcomes() == before | {"too_many": before["too_many"] + 1}
 
 
+async def test_a_client_that_leaves_ends_the_wait() -> None:
+    waiting = asyncio.create_task(submit(Stream(NoLeader(), endless=True), longest_s=60.0))
+    async with asyncio.timeout(10):
+        while not metrics.AWAITING_BROKER._value.get():
+            await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert metrics.AWAITING_BROKER._value.get() == 0
+
+
 async def test_a_lease_gained_after_a_lapse_submits_open_requests_once_as_a_new_generation() -> None:
     parts = Parts()
     parts.record.history = {HistoryEntry(1, "w")}
@@ -141,6 +152,16 @@ async def test_a_batch_request_is_submitted_again_behind_interactive_ones() -> N
     async with parts.tasks:
         submission(parts).resubmit()
     assert [subject for subject, _ in parts.messages.published] == [SUBJECTS.req("p", "rb", "_")]
+
+
+async def test_a_request_that_ends_meanwhile_is_not_submitted_again() -> None:
+    parts = Parts()
+    again = submission(parts)
+    parts.messages.failing = [NotConnected("away")]
+    async with parts.tasks:
+        again.resubmit()
+        parts.judge.close("r", None)
+    assert parts.messages.published == []
 
 
 async def test_an_ingress_that_does_not_run_submits_nothing_and_keeps_the_lapse_in_mind() -> None:

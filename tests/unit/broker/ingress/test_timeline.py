@@ -9,8 +9,8 @@ import pytest
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.ingress.timeline import LATE, RequestTimeline, Timelines, explain
-from headrace.broker.messages.control import MOST_EVENTS, Explanation
+from headrace.broker.ingress.timeline import LATE, Course, RequestTimeline, Timelines, explain
+from headrace.broker.messages.control import MOST_EVENTS, MOST_STORIES, Explanation
 from headrace.broker.messages.events import JobEvent
 from headrace.broker.messages.frames import Finish, JobFault
 from headrace.broker.protocol.job_record import JobRecord
@@ -57,6 +57,26 @@ async def test_an_error_is_kept_and_the_first_end_counts_once() -> None:
     assert (ends("answered") - answered, ends("deadline_exceeded") - failed) == (0, 1)
 
 
+async def test_a_request_that_was_never_stored_has_no_story_and_counts_as_no_end() -> None:
+    answered = ends("answered")
+    book = Timelines("i-1")
+    begun(book)
+    book.drop("r")
+    book.end("r", None, 9.0)
+    assert not book.tell("r")
+    assert ends("answered") == answered
+
+
+async def test_only_the_last_ones_are_kept_and_returned() -> None:
+    book = Timelines("i-1", ended=20)
+    for number in range(40):
+        begun(book, f"r{number}", name="same")
+        book.end(f"r{number}", None, 9.0)
+    assert not book.tell("r19")
+    assert book.tell("r20")
+    assert [story.id for story in book.tell("same")] == [f"r{number}" for number in range(40 - MOST_STORIES, 40)]
+
+
 async def test_a_request_that_moves_for_ever_fills_no_memory() -> None:
     book = Timelines("i-1")
     _, timeline = begun(book)
@@ -81,8 +101,26 @@ async def test_events_soon_after_the_end_belong_to_it_and_later_ones_are_those_o
     assert [event.kind for event in book.tell("r")[0].events] == ["prefilled"]
 
 
+@pytest.mark.parametrize("name", ["", "unknown"])
+async def test_a_name_that_no_request_has_finds_nothing(name: str) -> None:
+    book = Timelines("i-1")
+    begun(book, name="mine")
+    assert not book.tell(name)
+
+
 def one(choices: int = 1) -> tuple[JobRecord, RequestTimeline]:
     return begun(Timelines("i"), choices=choices)
+
+
+def test_a_request_that_never_started_has_no_worker_no_wait_and_no_attempt() -> None:
+    assert one()[1].course() == Course(None, [], 0, [])
+
+
+def test_the_wait_ends_with_the_first_start_and_workers_come_in_order_of_attempts() -> None:
+    _, timeline = one()
+    started(timeline, 1, "z", 0.5)
+    started(timeline, 2, "a", 4.0)
+    assert timeline.course()[:3] == (0.5, ["z", "a"], 2)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -102,6 +140,14 @@ def test_a_worker_that_had_it_twice_is_named_once() -> None:
     started(timeline, 1, "z", 0.5)
     started(timeline, 2, "z", 1.0)
     assert timeline.course()[1:3] == (["z"], 2)
+
+
+def test_each_reason_to_finish_is_named_once_and_a_fault_is_none() -> None:
+    record, timeline = one(3)
+    record.finished = [Finish(reason="stop"), Finish(reason="length"), Finish(reason="error", fault=JobFault("x", "y"))]
+    assert timeline.course().finish_reasons == ["stop", "length"]
+    timeline.end(None, 9.0, "i")
+    assert timeline.course().finish_reasons == ["stop", "length"]
 
 
 class Router:

@@ -116,6 +116,13 @@ async def test_a_request_whose_time_is_up_is_refused_and_leaves_the_queue() -> N
         assert (len(made.wait), ended("no_worker")) == (0, before + 1)
 
 
+async def test_no_request_is_held_beyond_its_deadline() -> None:
+    async with bench() as made:
+        made.hold(job(deadline_s=0.02, adapter="sql"))
+        with pytest.raises(JobRefused, match="'sql' has no ready worker"):
+            await made.parts.stream.rows()
+
+
 async def test_a_worker_that_comes_releases_the_requests_of_its_pool_and_adapters_only() -> None:
     async with bench(longest_s=0.05) as made:
         before = ended("worker")
@@ -130,6 +137,13 @@ async def test_a_worker_that_comes_releases_the_requests_of_its_pool_and_adapter
         await asyncio.sleep(0.1)
         assert made.parts.judge.get("r") is not None
         assert made.queue.stored
+
+
+async def test_nothing_is_held_for_which_there_is_a_worker() -> None:
+    async with bench() as made:
+        made.members.come("p")
+        made.hold(job())
+        assert len(made.wait) == 0
 
 
 async def test_where_none_may_be_held_a_request_whose_worker_left_before_the_ack_is_not_refused() -> None:

@@ -22,6 +22,14 @@ from headrace.jetstream.subjects import Subjects
 NAMES = st.sets(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=12)
 
 
+def test_each_looks_after_the_next_two_workers() -> None:
+    workers = {"a", "c", "e"}
+    assert watched("a", [], workers) == ["c", "e"]
+    assert watched("e", [], workers) == ["a", "c"]
+    assert watched("b", ["b", "d"], workers) == ["c", "e"]
+    assert watched("a", [], {"a"}) == []
+
+
 @given(NAMES, NAMES)
 def test_every_worker_is_looked_after_by_two_of_the_others_if_there_are_two(workers: set[str], routers: set[str]) -> None:
     routers -= workers
@@ -96,6 +104,31 @@ async def test_the_lease_of_a_process_that_is_gone_is_deleted_right_after_a_reco
     assert world.deleted == deleted
 
 
+async def test_of_another_machine_a_process_id_says_nothing(ended: int) -> None:
+    for machine in ("", "another boot pid:[1]"):
+        world = World("present", pid=ended, machine=machine)
+        await world.rounds()
+        assert world.deleted == []
+
+
+async def test_a_process_that_is_there_keeps_its_lease() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        world = World("unknown", pid=child.pid, machine=machine_id())
+        await world.rounds()
+        assert world.deleted == []
+    finally:
+        child.kill()
+        child.communicate()
+
+
+async def test_where_the_machine_is_not_known_a_process_id_says_nothing(ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "machine_id", lambda: "")
+    world = World("present", pid=ended, machine="")
+    await world.rounds()
+    assert world.deleted == []
+
+
 TTL_S = 60.0
 
 
@@ -166,10 +199,43 @@ async def test_a_worker_that_is_silent_to_four_probes_loses_its_lease() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_worker_that_answers_the_last_probe_keeps_its_lease() -> None:
+    world = Suspect(False, False, False, True)
+    await world.whole_rounds(3)
+    assert world.deleted == []
+
+
+async def test_a_connection_that_is_back_before_the_next_probe_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "EVERY_S", 0.001)
+    monkeypatch.setattr(subject, "AGAIN_S", 0.03)
+    world = Suspect(False)
+    world.on_probe = lambda: asyncio.get_running_loop().call_later(0.02, world.answers.__setitem__, 0, True)
+    await world.whole_rounds(3)
+    assert world.deleted == []
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_worker_that_has_not_answered_since_the_reconnect_is_probed_once_a_round_and_not_suspected() -> None:
     world = Suspect(False, settled=False)
     await world.whole_rounds(3)
     assert (world.probes, world.deleted) == (3, [])
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_worker_that_has_answered_since_the_reconnect_is_suspected() -> None:
+    world = Suspect(True, False, settled=False)
+    await world.whole_rounds(2)
+    assert world.deleted == [7]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_an_answer_from_before_a_reconnect_makes_no_suspect() -> None:
+    world = Suspect(True)
+    await world.whole_rounds(2)
+    world.reconnect()
+    world.answers = [False]
+    await world.whole_rounds(3)
+    assert world.deleted == []
 
 
 @pytest.mark.usefixtures("quick")
@@ -194,6 +260,22 @@ async def test_a_reconnect_right_before_the_deletion_ends_the_suspicion() -> Non
 
 
 @pytest.mark.usefixtures("quick")
+async def test_without_a_connection_nobody_is_suspected() -> None:
+    world = Suspect(False)
+    world.connected = False
+    await world.whole_rounds(3)
+    assert world.deleted == []
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_lease_that_has_run_out_is_not_revoked_after_probes() -> None:
+    """Only the end of its process is a fact that a record may be made of."""
+    world = Suspect(False, state="expired")
+    await world.whole_rounds(2)
+    assert world.deleted == []
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_read_that_fails_ends_the_round_and_not_the_detector() -> None:
     world = Suspect(False)
 
@@ -204,6 +286,16 @@ async def test_a_read_that_fails_ends_the_round_and_not_the_detector() -> None:
     world.on_get = fails_once
     await world.whole_rounds(2)
     assert world.deleted == [7]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_answers_of_workers_that_have_left_are_forgotten() -> None:
+    world = Suspect(True)
+    await world.whole_rounds(1)
+    assert list(world.detector._answered) == ["w"]
+    world.there = False
+    await world.whole_rounds(1)
+    assert world.detector._answered == {}
 
 
 class Overdue(Suspect):

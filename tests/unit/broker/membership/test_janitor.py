@@ -143,6 +143,22 @@ async def test_work_of_a_worker_that_nobody_knows_is_moved_and_that_is_logged() 
     assert {(line["event"], line["worker"], line["moved"]) for line in said} == {("worker.work_moved", "a", 1)}
 
 
+async def test_a_worker_without_work_is_cleared_away_without_a_word() -> None:
+    world = World("a", "b")
+    await world.rounds()
+    world.live.discard("a")
+    with capture_logs() as said:
+        await world.rounds()
+    assert (world.moved, said) == (["a"], [])
+
+
+async def test_leases_of_workers_that_are_live_are_not_read() -> None:
+    world = World("b")
+    world.placed = {"b"}
+    await world.rounds()
+    assert world.asked == []
+
+
 async def test_a_round_that_fails_is_followed_by_the_next() -> None:
     world = World("b")
     world.placed, world.failures = {"a"}, 2
@@ -150,6 +166,13 @@ async def test_a_round_that_fails_is_followed_by_the_next() -> None:
         await world.rounds()
     assert [line["event"] for line in said].count("janitor.failed") == 2
     assert "a" in world.moved
+
+
+async def test_it_is_woken_for_one_round() -> None:
+    world = World("b", every_s=60.0)
+    world.janitor.wake()
+    await world.rounds()
+    assert world.counted == 1
 
 
 async def test_a_subject_that_no_worker_can_have_keeps_the_round_from_nothing() -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
@@ -71,6 +76,24 @@ async def test_a_worker_whose_lease_the_server_has_forgotten_stays_for_one_ttl()
     await asyncio.sleep(2 * TTL_S)
     assert list(members.workers("p")) == []
     assert seen == [True, False]
+
+
+async def test_until_that_ttl_is_over_it_is_there() -> None:
+    members, tell, seen = view(LONG_TTL_S)
+    tell(put(1))
+    tell(Change(KEY, None, 1, "missing"))
+    await asyncio.sleep(0.01)
+    assert (list(members.workers("p")), seen) == (["w"], [True])
+
+
+async def test_a_lease_that_is_written_again_never_was_away() -> None:
+    members, tell, seen = view()
+    tell(put(1))
+    tell(Change(KEY, None, 1, "missing"))
+    tell(put(1))  # the new bucket counts from the beginning
+    await asyncio.sleep(2 * TTL_S)
+    assert list(members.workers("p")) == ["w"]
+    assert seen == [True, True]
 
 
 async def test_a_lease_that_was_deleted_or_ran_out_is_gone_at_once() -> None:
@@ -255,6 +278,13 @@ async def test_a_lease_under_a_key_that_is_not_its_own_is_no_member() -> None:
     assert list(members.workers("p")) == ["w"]
 
 
+async def test_a_member_whose_lease_turns_into_rubbish_is_chosen_no_more() -> None:
+    members, tell, _ = view()
+    tell(put(1))
+    tell(Change(KEY, b"\xc1", 2))
+    assert members.workers("p") == {}
+
+
 async def test_a_router_that_renews_its_lease_no_more_is_hidden_while_others_renew_and_back_with_its_next_renewal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,6 +312,19 @@ async def test_a_router_that_renews_its_lease_no_more_is_hidden_while_others_ren
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_in_an_election_no_router_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.membership.members.HIDE_EVERY_S", 0.01)
+    monkeypatch.setattr("headrace.broker.membership.members.GAP_S", 0.05)
+    leases = Leases()
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=60.0, overdue_s=0.1)
+    leases.tell(Change(SUBJECTS.router_key("p", "r"), encode(RouterMember(router="r", pool="p")), 1))
+    running = asyncio.create_task(members.run())
+    await asyncio.sleep(0.3)
+    assert members.has_router("p")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 OVERDUE_S = 4.0
 
 
@@ -302,11 +345,64 @@ def test_a_member_is_overdue_when_it_alone_renews_no_more() -> None:
     assert not renewals.overdue("others", 20.5)
 
 
+def test_in_an_election_nobody_is_overdue_nor_right_after_it() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    assert not any(renewals.overdue(key, at) for key in ("w", "others") for at in (14.0, 19.0, 30.0))
+    renewed(renewals, "others", first_s=19.0, until_s=30.0)  # the leader is there again
+    assert not renewals.overdue("w", 22.9), "it has as long as it would have had without the election"
+    assert renewals.overdue("w", 23.1)
+
+
+def test_a_member_that_renews_again_is_not_overdue_and_one_that_has_left_never_is() -> None:
+    renewals = Renewals(OVERDUE_S)
+    renewed(renewals, "w", "v", "others", first_s=0.0, until_s=10.0)
+    renewals.forget("v")
+    renewed(renewals, "others", first_s=11.0, until_s=15.0)
+    assert renewals.overdue("w", 15.0)
+    assert not renewals.overdue("v", 15.0)
+    renewals.note("w", 999, 15.5)
+    assert not renewals.overdue("w", 15.5)
+
+
 def test_one_whose_own_connection_was_away_says_nothing_of_others_until_it_has_watched_again() -> None:
     renewals = Renewals(OVERDUE_S)
     renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
     renewed(renewals, "others", first_s=10.0 + GAP_S + 0.1, until_s=15.0)  # what it missed meanwhile, it does not know
     assert not renewals.overdue("w", 15.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 3.0)), max_size=60), st.floats(0.0, 10.0))
+def test_nobody_is_overdue_sooner_than_said(steps: list[tuple[str, float]], after_s: float) -> None:
+    renewals, now, last = Renewals(OVERDUE_S), 0.0, {}
+    for n, (key, wait_s) in enumerate(steps, 1):
+        now += wait_s
+        renewals.note(key, n, now)
+        last[key] = (now, n)
+    now += after_s
+    for key in "abcd":
+        if revision := renewals.overdue(key, now):
+            assert revision == last[key][1]
+            assert now - last[key][0] >= OVERDUE_S
+            assert now - max(at for at, _ in last.values()) <= GAP_S
+
+
+@pytest.mark.parametrize("after_s", [1.0, 5.0, 100.0])
+def test_where_leases_end_by_themselves_nobody_is_overdue(after_s: float) -> None:
+    renewals = Renewals(0.0)
+    renewed(renewals, "w", "others", first_s=0.0, until_s=10.0)
+    renewed(renewals, "others", first_s=11.0, until_s=10.0 + after_s)
+    assert not renewals.overdue("w", 10.0 + after_s)
+
+
+def test_a_process_is_there_until_it_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not process_gone(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_gone(child.pid), "it only waits to be reaped"
+    child.communicate()
+    assert process_gone(child.pid)
 
 
 def test_what_is_not_known_is_not_gone() -> None:
@@ -315,6 +411,23 @@ def test_what_is_not_known_is_not_gone() -> None:
     assert not process_gone(-(2**22) - 1), "a group of processes that does not exist"
     assert not process_gone(1 << 70)
     assert not process_gone(1), "a process of another user"
+
+
+def test_processes_that_see_each_other_are_on_the_same_machine() -> None:
+    code = "from headrace.broker.membership.members import machine_id; print(machine_id())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == machine_id()
+
+
+def test_the_name_of_a_process_is_not_its_state(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z x"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    child = subprocess.Popen([program, "60"])
+    try:
+        assert not process_gone(child.pid)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize("stat", [b"", b"1 (x)", OSError()])

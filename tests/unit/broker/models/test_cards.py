@@ -77,3 +77,7 @@ def test_a_card_that_cannot_be_used_is_counted(key: str, value: bytes) -> None:
     before = counter._value.get()
     assert readable_card(key, value) is None
     assert counter._value.get() == before + 1
+
+
+def test_a_card_under_its_own_pool_is_read() -> None:
+    assert readable_card(CARD.pool, encode(CARD)) == CARD

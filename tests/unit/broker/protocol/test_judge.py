@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.messages.control import Refuse, RunRef, RunVerdict, SinceItem
+from headrace.broker.messages.control import Check, Refuse, RunRef, RunVerdict, SinceItem
 from headrace.broker.messages.frames import Finish, JobFault
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import GENERATION
@@ -33,6 +33,14 @@ def test_a_frame_of_a_higher_attempt_is_not_adopted_without_a_claim(judge: Judge
     frame(judge, row([1], attempt=2, run=5))
     assert sink.ids() == []
     assert port.said == [("abort", "w1", RunRef("q", 2, 5))]
+
+
+def test_an_overlap_is_trimmed(judge: Judge) -> None:
+    sink = opened(judge)
+    frame(judge, row([1, 2, 3]))
+    frame(judge, row([2, 3, 4], offset=1))
+    assert sink.ids() == [1, 2, 3, 4]
+    assert sink.rows[-1].texts == ["4"]
 
 
 def test_a_gap_is_asked_after_and_nothing_is_delivered_out_of_order(judge: Judge, port: Port) -> None:
@@ -115,6 +123,18 @@ def test_a_claim_for_an_ended_request_is_unknown(judge: Judge) -> None:
     opened(judge)
     frame(judge, row([1], fin=STOP))
     assert claim(judge).verdict == "unknown"
+
+
+def test_finished_choices_are_not_run_again(judge: Judge) -> None:
+    opened(judge, choices=2)
+    frame(judge, row([1], fin=STOP), row([2], choice=1))
+    assert claim(judge).finished == [0]
+
+
+def test_a_check_of_the_first_attempt_adopts_like_a_first_frame(judge: Judge) -> None:
+    opened(judge)
+    check = Check(worker="w1", runs=[RunRef("q", 1, 7), RunRef("q", 1, 8), RunRef("gone", 1, 1)])
+    assert judge.on_check(check, 1.0).verdicts == ["current", "stale", "unknown"]
 
 
 def test_a_refusal_is_the_end_unless_a_run_is_current(judge: Judge) -> None:

@@ -71,6 +71,27 @@ def test_a_job_with_few_tokens_more_is_not_cleared_however_long_they_take(judge:
     assert judge.on_suspicion(SuspicionQuery(id="q"), accounted=lambda _: False).crashes == 2
 
 
+def test_a_stream_whose_reader_is_full_is_cleared_all_the_same(judge: Judge) -> None:
+    sink = opened(judge)
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
+    claim(judge, 3, 8, "w3", history, group=5)
+    sink.room = False
+    run_on(judge, run=8, attempt=3, worker="w3", start=0, at=(2.0, 2.5, 3.0))
+    assert judge.on_suspicion(SuspicionQuery(id="q"), accounted=lambda _: False).crashes == 0
+
+
+def test_what_was_promised_for_a_run_that_is_cleared_holds_no_longer(judge: Judge) -> None:
+    """Its worker may run others beside it from then on: its crash is not one of a job alone."""
+    opened(judge)
+    history = [crash(judge, n, f"w{n}", 4) for n in (1, 2)]
+    assert claim(judge, 3, 8, "w3", history).limit == 1
+    run_on(judge, run=8, attempt=3, worker="w3", start=0, at=(2.0, 2.5, 3.0))
+    history.append(HistoryEntry(3, "w3", 30))
+    reply = claim(judge, 4, 9, "w4", history, group=0)
+    assert (reply.verdict, reply.crashes, reply.limit) == ("go", 1, 0)
+    assert [c.group for c in judge.get("q").crashes(lambda _: False)] == [30]  # type: ignore[union-attr]
+
+
 def test_a_job_that_crashes_again_and_again_in_between_takes_ever_longer_to_be_cleared(judge: Judge, port: Port) -> None:
     """Each time 1.5 seconds after it has begun again: from the fourth clearance on that is too soon."""
     opened(judge)
@@ -102,6 +123,12 @@ def test_a_named_request_is_tried_alone_after_the_first_death_and_is_poison_afte
     history.append(HistoryEntry(2, "w2#named", 1))
     assert claim(judge, 3, 9, "w3", history).verdict == "unknown"
     assert port.poison == [("q", [1, 1])]
+
+
+def test_suspicions_the_judge_cannot_confirm_do_not_count(judge: Judge) -> None:
+    opened(judge)
+    never_had_it = [HistoryEntry(n, f"x{n}") for n in (1, 2, 3)]
+    assert claim(judge, attempt=4, history=never_had_it).crashes == 0
 
 
 def test_workers_that_came_back_or_drained_do_not_count_but_a_dead_engine_does(judge: Judge) -> None:
@@ -148,6 +175,20 @@ def test_a_suspect_is_given_only_to_a_worker_that_promises_a_small_enough_group(
     third = [*history, HistoryEntry(3, "w3", 15)]
     reply = claim(judge, attempt=4, run=9, history=third, group=3)
     assert (reply.verdict, reply.crashes) == ("go", 2), "it crashed of something else while this one waited"
+
+
+def test_the_same_worker_twice_is_one_crash(judge: Judge) -> None:
+    opened(judge)
+    history = [crash(judge, 1, "w1"), crash(judge, 2, "w1")]
+    assert claim(judge, attempt=3, history=history).crashes == 1
+
+
+def test_histories_of_stale_claims_count_too(judge: Judge) -> None:
+    opened(judge)
+    entries = [crash(judge, n, f"w{n}") for n in (1, 2)]
+    assert claim(judge, attempt=5, run=1, history=entries[:1]).crashes == 1
+    assert claim(judge, attempt=2, run=2, history=entries[1:]).verdict == "stale"
+    assert claim(judge, attempt=6, run=3).crashes == 2
 
 
 def test_a_worker_superseded_alive_never_counts_for_that_attempt(judge: Judge) -> None:

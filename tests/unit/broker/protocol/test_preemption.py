@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.messages.requests import Envelope
 from headrace.broker.protocol.judge import GENERATION
-from headrace.broker.protocol.preemption import choose, lost_tokens, may_yield, moves_of
+from headrace.broker.protocol.preemption import blocks_of, choose, lost_tokens, may_yield, moves_of
 from headrace.broker.protocol.run import Run
 from tests.unit.broker.protocol.test_protocol_runs import FakeDelivery
 
@@ -63,6 +64,10 @@ def test_the_moves_of_a_job_count_inside_its_generation() -> None:
     assert [moves_of(attempt) for attempt in (1, 2, 5, GENERATION, GENERATION + 3, 2 * GENERATION)] == [0, 1, 4, 0, 3, 0]
 
 
+def test_a_job_that_was_moved_often_enough_stays() -> None:
+    assert [may_yield(batch_run(attempt=attempt), MOST) for attempt in (1, MOST, MOST + 1)] == [True, True, False]
+
+
 def test_the_run_that_loses_least_goes_first() -> None:
     far, begun, waiting = batch_run(1, made=50), batch_run(2, made=1), batch_run(3)
     assert [lost_tokens(run) for run in (far, begun, waiting)] == [150, 101, 0]
@@ -71,6 +76,15 @@ def test_the_run_that_loses_least_goes_first() -> None:
 
 def test_a_run_is_preempted_again_only_when_all_others_have_been_as_often() -> None:
     assert chosen([batch_run(1, attempt=2), batch_run(2, made=50)], slots=1) == ["q2"]
+
+
+def test_slots_and_blocks_are_both_freed() -> None:
+    runs = [batch_run(1, made=1, tokens=31), batch_run(2, made=2, tokens=31, choices=2)]
+    assert [blocks_of(run, 16) for run in runs] == [2, 6]
+    assert chosen(runs, blocks=2) == ["q1"]
+    assert chosen(runs, blocks=3) == ["q1", "q2"]
+    assert chosen(runs, slots=1, blocks=8) == ["q1", "q2"]
+    assert chosen(runs) == []
 
 
 def test_a_run_that_no_other_worker_could_continue_stays() -> None:
@@ -93,3 +107,9 @@ def test_no_sequence_of_demands_preempts_a_job_too_often_or_one_much_more_than_o
         counts = [preempted[job] for job in attempts]
         assert max(counts) <= MOST
         assert max(counts) - min(counts) <= 1
+
+
+def test_in_the_engine_a_batch_run_comes_behind_every_other_one() -> None:
+    first, last = batch_run(1), batch_run(2, request_class="std")
+    last.envelope = msgspec.structs.replace(last.envelope, priority=2**31 - 1)
+    assert first.engine_priority > last.engine_priority

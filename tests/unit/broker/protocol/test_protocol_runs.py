@@ -89,6 +89,27 @@ def test_ordinary_runs_do_not_start_while_suspects_run_or_wait() -> None:
     assert (table.on_trial, table.group_limit, hot.cleared) == (False, 0, True)
 
 
+def test_a_suspect_that_leaves_ends_the_trial() -> None:
+    table = RunTable()
+    hot = make(2, history=[HistoryEntry(1, "x"), HistoryEntry(2, "y")])
+    table.add(hot)
+    hot.move()
+    assert not table.on_trial
+    table.remove(hot)
+    assert table.suspects == []
+
+
+def test_only_what_the_engine_has_not_finished_is_in_the_engine() -> None:
+    run = make()
+    run.begin([], [])
+    run.state = RunState.CLAIMING
+    assert not run.in_engine
+    run.state = RunState.RUNNING
+    assert run.in_engine
+    run.append(0, [1], ["a"], None, Finish(reason="stop"))
+    assert not run.in_engine
+
+
 def test_rows_since_repeat_exactly_what_is_missing_with_the_end() -> None:
     run = make(choices=2)
     run.begin([], [])
@@ -149,3 +170,12 @@ def test_the_tombstone_of_a_job_covers_all_of_its_runs() -> None:
     assert "jobs~nonce" not in stones
     stones.add("other~a", 0.0)
     assert "other~b" not in stones
+
+
+def test_the_runs_of_a_job_are_found_by_its_id() -> None:
+    table = RunTable()
+    mine, other = make(1, request_id="job~a"), make(2, request_id="jobs~a")
+    table.add(mine)
+    table.add(other)
+    assert table.of_job("job") == [mine]
+    assert table.of("job") == []

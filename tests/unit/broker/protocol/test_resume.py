@@ -49,6 +49,13 @@ def test_a_run_is_told_what_was_emitted_and_which_choices_have_ended() -> None:
     assert record.open_choices == 0
 
 
+def test_no_first_frame_is_adopted_by_a_request_that_resumes() -> None:
+    judge, record, sink = resumed(Resume(emitted=[[1], []], finished=[None, None]))
+    judge.on_frame(Frame(worker="old", rows=[Row("q", 1, 7, 1, 0, [9], [""])]), 1.0)
+    assert sink.rows == []
+    assert record.run is None
+
+
 def test_attempts_begin_above_all_that_are_in_the_history() -> None:
     assert Resume(emitted=[[]], finished=[None]).generation == 1
     assert Resume(emitted=[[]], finished=[None], history=[HistoryEntry(3, "w")]).generation == 1
@@ -74,3 +81,10 @@ def test_a_claim_waits_until_the_crashes_before_it_are_stored() -> None:
     recorder.stored.add(crash)
     assert claim(judge, GENERATION + 1, run=2, history=[crash]).verdict == "go"  # type: ignore[attr-defined]
     assert record.run == 2
+
+
+def test_the_testimony_of_an_engines_death_keeps_its_mark() -> None:
+    judge, record, _ = resumed(Resume(emitted=[[], []], finished=[None, None]))
+    told = HistoryEntry(GENERATION, "w#engine", 2)
+    claim(judge, GENERATION + 1, history=[told, HistoryEntry(GENERATION, "w", 1)])
+    assert record.evidence(record.crashes(lambda _: False)) == [told]

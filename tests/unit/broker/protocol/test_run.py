@@ -61,6 +61,12 @@ def test_every_state_has_a_row_and_every_run_can_be_forgotten() -> None:
         assert state is RunState.GONE or RunState.GONE in TRANSITIONS[state]
 
 
+def test_a_run_that_ended_knows_when_its_last_frame_was_sent() -> None:
+    run = in_state(RunState.RUNNING)
+    run.end(3.0)
+    assert run.resent_s == 3.0
+
+
 def assignments(source: str) -> list[int]:
     """The lines that assign to an attribute called `state`, by a statement or by setattr.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.runs import RunTable, Turn
+from headrace.broker.protocol.runs import LONGEST_S, RunTable, Turn, alone_after_s
 from tests.unit.broker.protocol.test_protocol_runs import make
 
 
@@ -98,3 +98,9 @@ def test_on_the_only_worker_a_suspect_that_is_to_run_alone_holds_the_others_back
     assert table.on_trial
     assert table.turn(run) is None
     assert table.turn(run, overdue=True) == Turn(1, beside=True)
+
+
+def test_patience_is_the_usual_one_up_to_the_third_crash_and_bounded() -> None:
+    assert [alone_after_s(crashes, 2.0) for crashes in range(2, 8)] == [2.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    assert alone_after_s(50, 2.0) == LONGEST_S
+    assert alone_after_s(50, 2 * LONGEST_S) == 2 * LONGEST_S, "a longer setting is kept"

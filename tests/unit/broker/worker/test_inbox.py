@@ -35,7 +35,7 @@ from headrace.broker.messages.operator import (
     Wake,
     WorkerCommand,
 )
-from headrace.broker.messages.prefill import PrefillCheck, PrefillDrop, PrefillState, SetRole
+from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState, SetRole
 from headrace.broker.messages.requests import EncodeMedia, MediaEncoded
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import Inbox
@@ -68,6 +68,10 @@ class Worker(Bench):
         self.begun.append(command)
 
 
+async def test_every_kind_of_control_message_has_a_handler() -> None:
+    assert set(Worker().inbox._handlers) == set(get_args(AnyWorkerControl))
+
+
 @pytest.mark.parametrize(
     ("message", "answer"),
     [
@@ -91,6 +95,13 @@ async def test_who_does_not_wait_is_not_answered(message: Any) -> None:
     worker.inbox.on_control(Message("c", encode(message), ""))
     worker.inbox.on_control(Message("c", b"\xc1", "back"))
     assert worker.answers == []
+
+
+async def test_a_drain_is_begun_with_its_grace_period_and_answered() -> None:
+    worker = Worker()
+    worker.inbox.on_operator(Message("adm", encode(Drain(grace_s=3.0)), "back"))
+    assert worker.drains == [3.0]
+    assert [decode(Done, data) for _, data in worker.answers] == [Done(message="0 runs to finish")]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,22 @@ async def test_an_adapter_is_usable_until_the_engine_lets_go_of_it() -> None:
     assert not presence.usable("a")
 
 
+async def test_a_change_of_role_counts_from_its_announcement() -> None:
+    bench = Bench()
+    assert bench.presence.serves
+    await bench.presence.announce(role="prefill")
+    assert not bench.presence.serves
+    assert [member.role for member in bench.world.announced] == ["prefill"]
+
+
+async def test_every_listener_hears_of_a_change_in_turn() -> None:
+    presence, heard = Bench().presence, []
+    presence.on_change(lambda: heard.append("first"))
+    presence.on_change(lambda: heard.append("second"))
+    presence.changed()
+    assert heard == ["first", "second"]
+
+
 async def test_cache_events_stop_before_anything_is_asked_for_without_the_lease() -> None:
     bench, kv, order = Bench(), MagicMock(), []
     presence = Presence(bench.deps, WorkerMember(worker="w", pool="p", model="m", slots=4), kv)

@@ -61,6 +61,12 @@ async def test_the_judge_is_asked_once_the_run_has_gone_on_for_long_enough_and_i
     assert await asked(bench, Judges(0), 12.0) == 0
 
 
+async def test_without_enough_tokens_the_judge_is_not_asked() -> None:
+    bench, run = on_trial()
+    grow(run, 7)
+    assert await asked(bench, Judges(0), 0.0, 50.0) == 0
+
+
 async def test_a_judge_that_has_not_seen_as_much_or_is_gone_leaves_the_limit() -> None:
     for answer in (4, None):
         bench, run = on_trial()
@@ -91,6 +97,18 @@ def table(*states: RunState, suspect: RunState = RunState.WAITING) -> RunTable:
 def test_what_runs_or_waits_beside_a_suspect_is_in_its_way(suspect: RunState) -> None:
     states = (RunState.RUNNING, RunState.CLAIMING, RunState.WAITING, RunState.MOVING, RunState.ENDED)
     assert [run.id for run in co_runners(table(*states, suspect=suspect))] == ["q0", "q1", "q2"]
+
+
+def test_suspects_are_not_in_each_others_way() -> None:
+    runs = table(RunState.RUNNING)
+    runs.add(make(98, request_id="another", attempt=3, history=TWO_CRASHES))
+    assert [run.id for run in co_runners(runs)] == ["q0"]
+
+
+def test_where_no_suspect_is_nothing_is_in_the_way() -> None:
+    runs = RunTable()
+    runs.add(make())
+    assert co_runners(runs) == []
 
 
 class Reports:
@@ -149,6 +167,14 @@ async def test_they_go_where_the_reports_of_others_show_room_for_all(reports: tu
     heard = Reports(*reports)
     assert await cleared(heard) == moved
     assert heard.left == 1, "it does not listen any more"
+
+
+async def test_what_cannot_be_continued_stays() -> None:
+    assert await cleared(Reports(report("w2", 8, 0)), resumable=False) == []
+
+
+async def test_where_there_is_no_other_worker_they_stay() -> None:
+    assert await cleared(Reports(report("w2", 8, 0)), others=()) == []
 
 
 async def test_without_the_broker_they_stay() -> None:

@@ -18,6 +18,10 @@ from tests.unit.broker.worker.bench import Bench
 from tests.unit.broker.worker.test_intake import runs
 
 
+def test_an_engine_with_one_rank_reports_none() -> None:
+    assert loads_by_rank(runs(0), Yielding(), ranks=1, block_size=16) == []
+
+
 def test_runs_count_for_their_rank() -> None:
     held = runs(0, 1, 1)
     loads = loads_by_rank(held, Yielding(found=held[2:]), ranks=2, block_size=16)

@@ -26,6 +26,10 @@ async def test_an_answer_in_time_is_counted_as_met(stream: bool) -> None:
     assert await counted(FakeIngress(), stream=stream) == {("met", 1.0)}
 
 
+async def test_an_answer_that_begins_late_is_counted_as_late() -> None:
+    assert await counted(FakeIngress(), target_first_token_s=1e-9) == {("first_token_late", 1.0)}
+
+
 async def test_an_answer_of_slow_tokens_is_counted_as_late() -> None:
     assert await counted(FakeIngress(say("a", "b", "c")), target_token_s=1e-9) == {("tokens_late", 1.0)}
 

@@ -71,6 +71,13 @@ async def test_the_certificate_must_be_that_of_the_name_and_not_of_the_address(t
         assert isinstance(failed.value.__cause__, ssl.SSLError)
 
 
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with server(whole(b"yes")) as port, ask("GET", f"http://127.0.0.1:{port}/") as answer:
+        assert await answer.body(10) == b"yes"
+
+
 @pytest.mark.parametrize("raw", [whole(b"x" * 11), b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 11])
 async def test_a_body_is_read_up_to_its_bound(raw: bytes) -> None:
     async with server(raw) as port:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from headrace.base import logs
-from headrace.base.logs import JsonLines, LineLogger, LogThread
+from headrace.base.logs import Clock, JsonLines, LineLogger, LogThread
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,34 @@ def test_a_line_has_the_fields_of_one_that_is_made_in_steps_in_their_order(metho
     assert list(made) == list(expected)
     assert made | {"timestamp": ""} == expected | {"timestamp": ""}
     assert made["request_id"] == "r-1"
+
+
+@pytest.mark.parametrize("given", [{"exc_info": ValueError("broken")}, {"stack_info": True}])
+def test_a_line_with_a_traceback_goes_through_all_steps(given: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match="made in steps"):
+        JsonLines(FIELDS, encoder(), [refused])(None, "error", {"event": "failed", **given})
+    line = json.loads(
+        JsonLines(FIELDS, encoder(), in_steps())(None, "error", {"event": "failed", "exc_info": ValueError("broken")})
+    )
+    assert "ValueError: broken" in line["exception"]
+    assert line["worker"] == "w-1"
+
+
+@pytest.mark.parametrize("ns", [0, 1_000, 1_764_172_800_000_000_999, 1_764_172_800_123_456_789, 1_764_172_801_999_999_999])
+def test_the_time_is_written_as_datetime_writes_it(ns: int) -> None:
+    seconds, rest = divmod(ns, 1_000_000_000)
+    expected = datetime.fromtimestamp(seconds, tz=UTC).replace(microsecond=rest // 1000).isoformat().replace("+00:00", "Z")
+    assert Clock(lambda: ns).now() == expected
+
+
+def test_a_clock_notices_the_next_second() -> None:
+    times = iter([1_000_000_000, 1_500_000_000, 2_000_001_000])
+    clock = Clock(lambda: next(times))
+    assert [clock.now() for _ in range(3)] == [
+        "1970-01-01T00:00:01Z",
+        "1970-01-01T00:00:01.500000Z",
+        "1970-01-01T00:00:02.000001Z",
+    ]
 
 
 def test_lines_reach_a_thread_whole_and_with_all_names_of_levels() -> None:

@@ -31,6 +31,24 @@ def _lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+def test_json_lines_carry_component_worker_and_request() -> None:
+    stream = io.StringIO()
+    logs.configure(log_format="json", fields={"component": "worker", "worker": "w-1"}, stream=stream)
+    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+        structlog.get_logger().info("job.started", slots=3, folder=Path("x"))
+        logging.getLogger("uvicorn.error").warning("hello %s", "there")
+    first, second = _lines(stream)
+    for line in (first, second):
+        assert (line["component"], line["worker"], line["request_id"]) == ("worker", "w-1", "r-1")
+    assert (first["event"], first["level"], first["slots"], first["folder"]) == ("job.started", "info", 3, "x")
+    assert (second["event"], second["level"], second["logger"]) == ("hello there", "warning", "uvicorn.error")
+    assert str(first["timestamp"]).endswith("Z")
+
+
+def test_auto_is_json_where_nobody_looks() -> None:
+    assert logs.configure(log_format="auto", stream=io.StringIO()) == "json"
+
+
 def test_a_level_can_be_changed_for_loggers_that_were_used_before() -> None:
     stream = io.StringIO()
     logs.configure(log_format="json", level="info", stream=stream)
@@ -47,6 +65,16 @@ def test_a_level_can_be_changed_for_loggers_that_were_used_before() -> None:
         logs.set_level("loud")
 
 
+def test_the_level_holds_for_both_kinds_of_logger() -> None:
+    stream = io.StringIO()
+    logs.configure(log_format="json", level="warning", stream=stream)
+    structlog.get_logger().info("a.quiet")
+    logging.getLogger("library").info("quiet")
+    structlog.get_logger().warning("a.loud")
+    logging.getLogger("library").warning("loud")
+    assert [line["event"] for line in _lines(stream)] == ["a.loud", "loud"]
+
+
 def test_an_exception_stays_on_one_json_line() -> None:
     stream = io.StringIO()
     logs.configure(log_format="json", stream=stream)
@@ -56,6 +84,17 @@ def test_an_exception_stays_on_one_json_line() -> None:
         structlog.get_logger().exception("job.failed")
         logging.getLogger("library").exception("failed")
     assert ["boom" in str(line["exception"]) for line in _lines(stream)] == [True, True]
+
+
+def test_console_lines_are_for_people() -> None:
+    stream = io.StringIO()
+    logs.configure(log_format="console", fields={"component": "up"}, stream=stream)
+    structlog.get_logger().info("up.ready", url="http://x")
+    text = stream.getvalue()
+    assert "up.ready" in text
+    assert "url=http://x" in text
+    assert "\x1b[" not in text
+    assert "component" not in text
 
 
 def test_an_engine_that_configures_logging_itself_ends_up_in_the_same_format(

@@ -44,6 +44,25 @@ def test_a_flood_keeps_its_first_tracebacks_and_lines_and_the_next_window_says_w
     assert "left_out" not in second
 
 
+def test_other_errors_and_other_events_have_lines_of_their_own() -> None:
+    sampled = RepeatedErrors(Clock())
+    said(sampled, 1000, ValueError("x"))
+    assert "exc_info" in said(sampled, 1, KeyError("x"))[0]
+    assert "exc_info" in said(sampled, 1, ValueError("x"), event="message.failed")[0]
+    plain = {"event": "callback.failed", "error": "no traceback"}
+    assert all(sampled(None, "error", dict(plain)) == plain for _ in range(1000))
+
+
+def test_it_remembers_a_bounded_number_of_kinds() -> None:
+    clock = Clock()
+    sampled = RepeatedErrors(clock)
+    for n in range(5000):
+        said(sampled, 1, ValueError("x"), event=f"e{n}")
+        clock.now_s += 0.001
+    assert len(sampled._counts) <= 1024
+    assert len(sampled._left_out) <= 1024
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_the_log_of_a_process_is_sampled_so(log_format: Any) -> None:
     stream = io.StringIO()

@@ -54,6 +54,10 @@ def test_numbers_that_cannot_be_are_refused_naming_field_and_value(given: dict[s
         Sample(name="n", **given)  # type: ignore[arg-type]
 
 
+def test_numbers_that_can_be_are_accepted() -> None:
+    Sample(name="n", size=9, wait_s=0.0)
+
+
 def test_annotations_that_are_not_evaluated_are_refused() -> None:
     class Unevaluated(NamedTuple):
         size: "Annotated[int, Setting('A size.')]" = 1

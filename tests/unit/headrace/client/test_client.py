@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,15 @@ from headrace.client.errors import NotSubmitted
 
 BODY = {"model": "Org/Model", "messages": []}
 NOW = 1_000_000.0
+
+
+def test_the_slug_of_the_model_is_in_the_subject() -> None:
+    assert message_of(Request(body=BODY)).model_slug == "org-model"
+
+
+def test_a_body_without_a_model_gets_the_given_one() -> None:
+    message = message_of(Request(body={"messages": []}), default_model="only")
+    assert (message.model_slug, msgspec.json.decode(message.data)["model"]) == ("only", "only")
 
 
 def test_a_line_of_a_batch_file_keeps_its_id_and_endpoint() -> None:

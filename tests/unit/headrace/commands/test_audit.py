@@ -26,3 +26,7 @@ def test_a_line_has_the_figures_and_no_words() -> None:
         "1970-01-01 00:00:00  200 /v1/completions  tenant acme  key k1  m  10 (8 cached) -> 4 tokens  1.500 s first 0.250 s "
         "by w-1, w-2  stop  r1"
     )
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert line(RECORD) == "1970-01-01 00:00:00  200 /v1/completions  tenant acme  key -  -  0 -> 0 tokens  1.500 s  r1"

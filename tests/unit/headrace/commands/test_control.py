@@ -39,12 +39,36 @@ def status(*flags: str) -> argparse.Namespace:
     return build_parser("worker").parse_args(["worker", "status", *flags])
 
 
+def test_without_an_address_the_run_file_of_the_data_folder_has_it() -> None:
+    path = runs(".headrace")
+    settings = located_settings(status())
+    assert (settings["nats.url"], settings["prefix"], settings["namespace"]) == (("nats://127.0.0.1:1",), "p", "n")
+    assert settings.source("nats.url") == str(path)
+
+
+def test_the_data_folder_is_the_one_that_was_named_by_flag_variable_or_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate(("flag", "variable", "file"), 1):
+        runs(name, url=f"nats://127.0.0.1:{number}")
+    Path("headrace.toml").write_text('data_dir = "file"\n')
+    assert located_settings(status())["nats.url"] == ("nats://127.0.0.1:3",)
+    monkeypatch.setenv("HEADRACE_DATA_DIR", "variable")
+    assert located_settings(status())["nats.url"] == ("nats://127.0.0.1:2",)
+    assert located_settings(status("--data-dir", "flag"))["nats.url"] == ("nats://127.0.0.1:1",)
+
+
 def test_what_was_given_wins_over_the_run_file() -> None:
     runs(".headrace")
     given = located_settings(status("--nats", "nats://other:4222"))
     assert (given["nats.url"], given["prefix"]) == (("nats://other:4222",), "hr")
     assert located_settings(status("--prefix", "mine"))["prefix"] == "mine"
     assert located_settings(status("--nats-context", "prod"))["nats.url"] == ()
+
+
+def test_a_masked_password_is_not_sent_and_a_context_is_used() -> None:
+    runs("masked", url="nats://********@a:1,nats://b:2")
+    runs("context", url=None, context="prod")
+    assert located_settings(status("--data-dir", "masked"))["nats.url"] == ("nats://a:1", "nats://b:2")
+    assert located_settings(status("--data-dir", "context"))["nats.context"] == "prod"
 
 
 def asks_for_logins(*logins: str) -> Path:
@@ -64,6 +88,15 @@ def test_the_address_of_the_running_server_alone_comes_with_the_login_of_its_ope
     assert located_settings(status("--nats", "nats://127.0.0.1:2"))["nats.context"] is None
     assert located_settings(status("--nats", "nats://127.0.0.1:1", "--nats-user", "me"))["nats.context"] is None
     assert located_settings(status("--nats-context", "prod"))["nats.context"] == "prod"
+
+
+def test_a_command_with_a_login_of_its_own_has_that_and_the_operators_where_there_is_none() -> None:
+    wanted = ("console", "operator")
+    folder = asks_for_logins("console")
+    for given in ((), ("--nats", "localhost:1")):
+        assert located_settings(status(*given), logins=wanted)["nats.context"] == str(folder / "console.json")
+    (folder / "console.json").unlink()
+    assert located_settings(status(), logins=wanted)["nats.context"] == str(folder / "operator.json")
 
 
 def test_where_there_is_one_login_every_command_and_part_has_it_and_none_that_an_earlier_start_left() -> None:

@@ -18,6 +18,11 @@ def test_a_start_without_keys_is_refused_with_the_sentence_that_says_what_to_do(
     assert repr(host) in str(caught.value)
 
 
+@pytest.mark.parametrize("enough", [{"api_key": "k"}, {"frontend.auth": "keys"}, {"frontend.insecure": True}])
+def test_keys_or_the_word_are_enough(enough: dict[str, object]) -> None:
+    check_exposure(load("up", flags={"frontend.host": "0.0.0.0", **enough}))
+
+
 def test_the_embedded_nats_server_is_not_opened_by_keys_for_http() -> None:
     open_nats = {"server.host": "0.0.0.0", "api_key": "k", "server.login": "none"}
     with pytest.raises(SettingsError, match=r"server\.host.*no login"):
@@ -54,6 +59,10 @@ def test_a_name_for_their_model_is_enough_and_a_server_of_up_without_logins_of_r
     enough: dict[str, object],
 ) -> None:
     check_logins(load("up", flags={"worker.engine": "mine:Engine", "server.login": "roles", **OTHER, **enough}))
+
+
+def test_loopback_needs_nothing() -> None:
+    check_exposure(load("up"))
 
 
 @pytest.mark.parametrize("without", [{}, {"server.login": "none"}, {"server.login": "roles", "nats.url": "nats://broker:4222"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -76,6 +77,16 @@ def test_an_engines_series_beside_ours_are_valid_openmetrics_for_a_scraper_that_
         REGISTRY.unregister(engines)
     assert families["vllm:a_test_seconds"].type == "histogram"
     assert "headrace_worker_kv_blocks" in families
+
+
+def test_a_client_that_says_nothing_keeps_no_other_waiting(port: int, ask: Ask) -> None:
+    with socket.create_connection(("127.0.0.1", port)):
+        assert ask("/live")[0] == 200
+
+
+def test_a_taken_port_is_an_error(port: int, state: PartState) -> None:
+    with pytest.raises(OSError, match="in use"):
+        serve_probes("127.0.0.1", port, state)
 
 
 def test_a_pod_needs_the_address_alone() -> None:

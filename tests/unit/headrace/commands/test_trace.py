@@ -21,7 +21,7 @@ from headrace.broker.messages.control import (
     StoryEvent,
 )
 from headrace.broker.messages.requests import PrefillDecision
-from headrace.commands.trace import BAR, chronology, explained, placements_text, stages, story_text, timeline
+from headrace.commands.trace import BAR, Stage, chronology, explained, placements_text, stages, story_text, timeline
 
 TOLD = Explanation(id="r1", router="router-1", policy="kv", state="placed", worker="decode-1", reason="load")
 
@@ -38,6 +38,10 @@ TOLD = Explanation(id="r1", router="router-1", policy="kv", state="placed", work
 def test_where_the_prompt_is_computed_and_why(decision: PrefillDecision, words: str) -> None:
     told = Explanation(**{name: getattr(TOLD, name) for name in TOLD.__struct_fields__ if name != "prefill"}, prefill=decision)
     assert f"  {words}" in explained(told).splitlines()
+
+
+def test_nothing_is_said_of_prefill_where_it_was_no_question() -> None:
+    assert "prompt" not in explained(TOLD)
 
 
 def test_the_chosen_worker_comes_first_and_is_marked() -> None:
@@ -110,6 +114,17 @@ MOVED = story(
 )
 
 
+def test_a_request_that_moved_has_each_stage_once_per_attempt() -> None:
+    assert [(part.name, round(part.begin_s, 3), round(part.end_s, 3), part.worker) for part in stages(MOVED, 9.0)] == [
+        ("queue", 0.0, 0.2, ""),
+        ("prefill", 0.2, 0.3, "w-1"),
+        ("decode", 0.3, 1.3, "w-1"),
+        ("move", 1.3, 1.6, ""),
+        ("prefill", 1.6, 1.8, "w-2"),
+        ("decode", 1.8, 2.8, "w-2"),
+    ]
+
+
 def test_the_transfer_of_blocks_that_another_worker_computed_is_a_stage() -> None:
     apart = story(
         StoryEvent(0.2, "started", 1, "w-1"), StoryEvent(1.0, "prefilled", 1, "w-1", uncached=20, fetch_ms=300), ended_s=2.0
@@ -121,6 +136,24 @@ def test_the_transfer_of_blocks_that_another_worker_computed_is_a_stage() -> Non
         ("decode", 1.0, 2.0),
     ]
     assert "20 prompt tokens computed, blocks fetched in 300 ms" in story_text(apart, [], now_s=9.0)
+
+
+def test_an_open_request_is_in_its_stage_until_now_and_late_events_of_older_attempts_change_nothing() -> None:
+    late = story(
+        StoryEvent(0.2, "started", 2, "w-2"), StoryEvent(0.3, "started", 1, "w-1"), StoryEvent(0.4, "prefilled", 1, "w-1")
+    )
+    assert stages(late, 5.0) == [Stage("queue", 0.0, 0.2), Stage("prefill", 0.2, 5.0, "w-2")]
+    assert stages(story(), 5.0) == [Stage("queue", 0.0, 5.0)]
+
+
+def test_stages_are_drawn_to_scale_and_none_is_lost() -> None:
+    drawn = timeline(stages(MOVED, 9.0))
+    assert len(drawn) == BAR
+    assert [drawn[:1], drawn[-1:]] == [".", "#"]
+    assert set(drawn) == set(".=#!")
+    short = [Stage("queue", 0.0, 0.001), Stage("prefill", 0.001, 100.0)]
+    assert timeline(short) == "." + "=" * (BAR - 1)
+    assert timeline([Stage("queue", 0.0, 0.0)]) == ""
 
 
 EVENTS = st.builds(
@@ -165,6 +198,11 @@ def test_the_text_says_what_happened_in_order() -> None:
     for words in wanted:
         assert words in text[at:], (words, text)
         at = text.index(words, at)
+
+
+def test_a_placement_that_is_told_late_stands_before_the_start() -> None:
+    text = story_text(story(StoryEvent(0.2, "started", 1, "w-1"), StoryEvent(0.3, "placed", 1, "w-1"), ended_s=1.0), [], 9.0)
+    assert text.index("placed on w-1 by the worker itself") < text.index("started on w-1")
 
 
 def test_an_error_is_told_with_its_words() -> None:

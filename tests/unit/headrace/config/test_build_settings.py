@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ from headrace.base.errors import SettingsError
 from headrace.config.build_settings import (
     connect_options,
     frontend_settings,
+    needs_bundled_model,
     router_options,
     scheduler_settings,
     server_settings,
@@ -28,6 +30,7 @@ from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import tenant_token
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions
+from headrace.workers import bundled_model
 from headrace.workers.engine import SERVING_ROLES, Role
 from headrace.workers.settings import WorkerSettings
 
@@ -146,6 +149,34 @@ def test_values_reach_the_packages() -> None:
     assert (worker.model, worker.namespace, dict(worker.engine_args)) == ("m", "lab", {"slots": 7})
 
 
+def test_slots_become_the_setting_that_the_engine_knows_and_do_not_overrule_it() -> None:
+    settings = load("worker", flags={"worker.slots": "7", "worker.model": "m"})
+    assert worker_settings(settings).engine_args == {"max_num_seqs": 7}
+    settings = load("worker", flags={"worker.slots": "7", "worker.model": "m", "worker.engine_args": ["max_num_seqs=9"]})
+    assert worker_settings(settings).engine_args == {"max_num_seqs": 9}
+
+
+def test_vllm_without_a_model_runs_the_bundled_one_under_its_name(tmp_path: Path) -> None:
+    settings = load("worker", flags={"data_dir": str(tmp_path)})
+    worker = worker_settings(settings)
+    assert needs_bundled_model(settings)
+    assert Path(worker.model) == tmp_path / "models" / bundled_model.NAME
+    assert worker.served_name == bundled_model.NAME
+
+
+def test_the_simulator_needs_no_model() -> None:
+    settings = load("worker", flags={"worker.engine": "sim"})
+    assert not needs_bundled_model(settings)
+    assert worker_settings(settings).served_name
+
+
+def test_a_context_is_read_and_flags_win_over_it(tmp_path: Path) -> None:
+    context = tmp_path / "site.json"
+    context.write_text(json.dumps({"url": "nats://site:4222", "user": "u", "password": "p"}))
+    options = connect_options(load("worker", flags={"nats.context": str(context), "nats.user": "me"}), name="x")
+    assert (options.servers, options.user, options.password) == (("nats://site:4222",), "me", "p")
+
+
 def test_a_missing_context_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="context"):
         connect_options(load("worker", flags={"nats.context": str(tmp_path / "no.json")}), name="x")
@@ -166,3 +197,9 @@ def test_labels_reach_the_worker_and_a_wrong_one_is_named() -> None:
     assert worker_settings(load("worker", flags=given)).labels == ("zone=a", "big")
     with pytest.raises(SettingsError, match=r"label 'x{65}'"):
         worker_settings(load("worker", flags=given | {"worker.labels": "x" * 65}))
+
+
+def test_an_engine_of_the_users_own_names_its_model_and_gets_slots_by_that_name() -> None:
+    settings = worker_settings(load("worker", flags={"worker.engine": "my_engine:Engine", "worker.slots": "4"}))
+    assert (settings.engine, settings.model, settings.served_name) == ("my_engine:Engine", "", None)
+    assert settings.engine_args == {"slots": 4}

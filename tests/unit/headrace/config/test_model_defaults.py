@@ -32,6 +32,12 @@ def card(**flags: Any) -> ModelCard:
     return build_card(worker_settings(load("worker", flags=given)), "m", INFO, {})
 
 
+def test_without_settings_the_models_own_defaults_are_the_cards() -> None:
+    plain = card()
+    assert plain.default_sampling == {"temperature": 0.6, "top_k": 40}
+    assert (plain.aliases, plain.default_max_tokens, plain.template_kwargs) == ([], None, {})
+
+
 def test_settings_of_the_operator_go_over_them() -> None:
     made = card(
         aliases="small,gpt-4o-mini",

@@ -32,6 +32,21 @@ def test_flags_win_over_environment_over_file_over_defaults(toml: Path) -> None:
     assert by_default.source("frontend.port") == "default"
 
 
+def test_the_file_in_the_folder_is_found_without_being_named(toml: Path) -> None:
+    settings = load("up", folder=toml.parent)
+    assert settings.file == toml
+    assert settings["worker.engine"] == "sim"
+
+
+def test_the_file_can_be_named_by_environment(toml: Path) -> None:
+    assert load("up", environ={"HEADRACE_CONFIG": str(toml)})["frontend.port"] == 7001
+
+
+def test_engine_arguments_are_merged_key_by_key(toml: Path) -> None:
+    settings = load("worker", flags={"worker.engine_args": ["speed=3", "x=a=b"]}, config=str(toml))
+    assert settings["worker.engine_args"] == {"seed": 1, "speed": 3, "x": "a=b"}
+
+
 @pytest.mark.parametrize(
     ("key", "raw", "words"),
     [
@@ -78,6 +93,12 @@ def test_an_unknown_key_in_the_file_is_refused_with_close_names(tmp_path: Path) 
         load("up", folder=tmp_path)
 
 
+def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text("[fronted]\nport = 1\n")
+    with pytest.raises(SettingsError, match=r"'fronted'"):
+        load("up", folder=tmp_path)
+
+
 def test_a_missing_or_broken_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.toml.*--config"):
         load("up", config=str(tmp_path / "nowhere.toml"))
@@ -99,6 +120,10 @@ def test_an_unknown_variable_is_a_warning_with_close_names() -> None:
     settings = load("up", environ={"HEADRACE_FRONTEND_PROT": "1", "HEADRACE_SUPERVISOR_PID": "1", "OTHER": "x"})
     assert len(settings.warnings) == 1
     assert "HEADRACE_FRONTEND_PROT; did you mean HEADRACE_FRONTEND_PORT" in settings.warnings[0]
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load("up", environ={"HEADRACE_FRONTEND_PORT": ""})["frontend.port"] == 8000
 
 
 def test_secrets_are_masked_wherever_settings_are_shown() -> None:
@@ -160,3 +185,11 @@ def test_an_engine_argument_is_json_when_it_can_be(text: str, parsed: tuple[str,
 def test_an_engine_argument_without_key_or_equals_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"worker\.engine_args.*KEY=VALUE"):
         load("worker", flags={"worker.engine_args": [text]})
+
+
+def test_an_engine_of_the_users_own_is_named_by_module_and_class() -> None:
+    assert load("up", flags={"worker.engine": "my_engine:Engine"})["worker.engine"] == "my_engine:Engine"
+    with pytest.raises(SettingsError, match=r"expected one of vllm, sglang, sim, trtllm, diffusion, or MODULE:CLASS"):
+        load("up", flags={"worker.engine": "my_engine"})
+    with pytest.raises(SettingsError, match="expected one of"):
+        load("up", flags={"log.level": "my_level:Level"})

@@ -14,8 +14,10 @@ from headrace.base.errors import SettingsError
 from headrace.config.settings import Settings, load
 from headrace.config.values import (
     MASK,
+    is_secret_name,
     mask_table,
     mask_url,
+    mask_urls,
     take_secrets,
     without_secrets_of_others,
 )
@@ -36,6 +38,22 @@ from headrace.up.server_logins import every_pool
 )
 def test_addresses_are_shown_without_users_and_passwords(url: str, shown: str) -> None:
     assert mask_url(url) == shown
+
+
+def test_a_password_with_a_comma_is_masked_though_it_splits_the_list() -> None:
+    assert mask_urls(("nats://u:se", "cret@h:1", "nats://k:2")) == [f"nats://{MASK}@h:1", "nats://k:2"]
+
+
+@pytest.mark.parametrize("name", ["password", "hf_token", "api_key", "apikey", "client-secret", "aws.secret_key", "token"])
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_num_batched_tokens", "eos_token_id", "tokenizer", "pad_token", "secretary", "stop_token_ids", "key", "seed"]
+)
+def test_names_that_only_contain_such_a_word_are_shown(name: str) -> None:
+    assert not is_secret_name(name)
 
 
 def test_secrets_inside_tables_are_masked_at_any_depth() -> None:
@@ -151,3 +169,26 @@ def test_workers_of_up_find_its_pools_in_their_environment() -> None:
     assert (worker["worker.engine"], worker["worker.engine_args"]) == ("sglang", {"dtype": "float32"})
     with pytest.raises(SettingsError, match=r"worker.pool = 'smal': up.pools has no such pool; did you mean small-sg"):
         load("worker", flags={"worker.pool": "smal-sg"[:4]}, environ=environ)
+
+
+def test_names_of_pools_and_tenants_keep_their_hyphens() -> None:
+    assert list(up(SMALL)["up.pools"]) == ["small-sg"]
+    assert load("router", flags={"router.tenant_weights": ["a-b=2"]})["router.tenant_weights"] == {"a-b": 2}
+
+
+def test_secrets_in_a_pools_engine_settings_are_masked() -> None:
+    shown = up('x={"engine_args": {"hf_token": "abc", "dtype": "float32"}}').masked()["up.pools"]
+    assert shown == {"x": {"engine_args": {"hf_token": "********", "dtype": "float32"}}}
+
+
+def test_a_pool_may_be_a_fleet_of_the_first_ones_model() -> None:
+    dear = 'dear={"served_name": "first", "fleet": "dear", "price": 4, "workers": 2}'
+    first = up(dear, worker__served_name="first", worker__fleet="cheap", worker__price="1")
+    (_, same), (name, second) = every_pool(first)
+    assert (same["worker.fleet"], same["worker.price"]) == ("cheap", 1.0)
+    assert (name, second["worker.served_name"], second["worker.fleet"], second["worker.price"]) == (
+        "dear",
+        "first",
+        "dear",
+        4.0,
+    )

@@ -76,6 +76,16 @@ async def test_a_chat_is_passed_on_with_its_key_and_its_answer_with_what_the_rou
     assert body == b"{}"
 
 
+async def test_an_error_of_the_frontend_is_passed_on() -> None:
+    async def refuse(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'HTTP/1.0 401 Unauthorized\r\nContent-Type: application/json\r\n\r\n{"error": {"message": "no key"}}')
+        await writer.drain()
+
+    async with frontend(refuse) as url, console(url) as http:
+        told = await http.get("/console/api/chat/models")
+    assert (told.status_code, told.json()["error"]["message"]) == (401, "no key")
+
+
 @pytest.mark.parametrize(
     ("url", "says"), [("", "knows no frontend"), ("http://127.0.0.1:9", "gave no answer: ConnectionRefusedError")]
 )
@@ -84,6 +94,15 @@ async def test_a_frontend_that_is_not_there_is_named(url: str, says: str) -> Non
         told = await http.get("/console/api/chat/models")
     assert told.status_code == 502
     assert says in told.json()["error"]["message"]
+
+
+async def test_what_is_no_http_is_an_error_and_no_hang() -> None:
+    async def chatter(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\r\n\r\n")
+        await writer.drain()
+
+    async with frontend(chatter) as url, console(url) as http:
+        assert (await http.get("/console/api/chat/models")).status_code == 502
 
 
 async def test_a_body_that_is_no_json_or_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
+from importlib.resources import files
 from typing import Any
 
 import httpx
@@ -61,6 +63,11 @@ async def test_a_private_or_reachable_console_shows_nothing_without_the_key(more
     await guard(**more).check_reader({KEY_HEADER: KEY})
 
 
+async def test_an_empty_key_opens_nothing() -> None:
+    assert not await guard(key="").is_admin({KEY_HEADER: ""})
+    assert not await guard(key="").is_admin({})
+
+
 @pytest.mark.parametrize(
     ("more", "opens"),
     [
@@ -79,6 +86,9 @@ async def test_an_api_key_opens_the_console_only_with_the_scope_admin_and_while_
 
 
 MOST_SCRIPT = 100_000  # bytes, not compressed
+MOST_FIRST = 100_000  # of all that the first page needs
+MOST_REQUESTS = 10  # after that for the page
+ASSETS = files("headrace.console") / "assets"
 
 
 def client() -> httpx.AsyncClient:
@@ -90,6 +100,42 @@ def client() -> httpx.AsyncClient:
 def test_all_scripts_together_are_small() -> None:
     sizes = ConsolePages().sizes()
     assert 0 < sum(size for name, size in sizes.items() if name.endswith(".js")) < MOST_SCRIPT
+
+
+def test_the_page_asks_for_all_that_it_needs_at_once_and_for_little() -> None:
+    """No script is found only when another one has arrived, and there is something to see before any."""
+    page = (ASSETS / "index.html").read_text()
+    asked = set(re.findall(r'(?:href|src)="/console/assets/([^"]+)"', page))
+    needed, found = {"console.js"}, {"console.js"}
+    while found:
+        name = found.pop()
+        for other in re.findall(r"""from ['"]([^'"]+)['"]""", (ASSETS / name).read_text()):
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), other.removeprefix("/console/assets/")))
+            found |= {path} - needed
+            needed.add(path)
+    assert len(needed) > 5
+    assert needed <= asked
+    sizes = ConsolePages().sizes()
+    assert len(asked) <= MOST_REQUESTS
+    assert sum(sizes[name] for name in {*asked, "index.html"}) < MOST_FIRST
+    assert "<strong>Headrace</strong>" in page.partition("<body>")[2]
+
+
+def test_nothing_comes_from_other_hosts() -> None:
+    for name in ConsolePages().sizes():
+        if name.endswith((".html", ".css")) or (name.endswith(".js") and not name.startswith("vendor/")):
+            assert not re.search(r"(https?:)?//[a-z0-9-]+\.[a-z]", (ASSETS / name).read_text()), name
+
+
+def test_every_vendored_script_has_its_licence_and_origin() -> None:
+    names = ConsolePages().sizes()
+    origin = (ASSETS / "vendor" / "ORIGIN.txt").read_text()
+    scripts = [name.removeprefix("vendor/") for name in names if name.startswith("vendor/") and name.endswith(".js")]
+    assert scripts
+    for script in scripts:
+        assert f"{script} " in origin
+    for licence in re.findall(r"[\w-]+\.LICENSE\.txt", origin):
+        assert f"vendor/{licence}" in names
 
 
 async def test_the_page_may_load_only_what_is_its_own() -> None:

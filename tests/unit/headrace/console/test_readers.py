@@ -15,7 +15,7 @@ from headrace.broker.messages.events import LoadReport
 from headrace.broker.messages.members import RouterMember, WorkerMember
 from headrace.broker.part_state import PartState
 from headrace.commands.run import serve_probes
-from headrace.console.readers import StartingWorker, deployment_tables, prefix_map, start_of, started_workers
+from headrace.console.readers import MAP_PREFIXES, StartingWorker, deployment_tables, prefix_map, start_of, started_workers
 
 
 def placed(worker: str, first: int, *, tokens: int = 100, uncached: int = 100) -> Routed:
@@ -32,6 +32,12 @@ def test_a_prefix_has_what_each_worker_was_sent() -> None:
 
 def test_prompts_below_a_block_are_left_out() -> None:
     assert prefix_map([(1, Routed(at=1.0, id="r", worker="a", tokens=3))]) == {}
+
+
+def test_only_the_largest_prefixes_are_kept() -> None:
+    rows = prefix_map([(n, placed("a", n, tokens=n)) for n in range(1, 200)])
+    assert len(rows) == MAP_PREFIXES
+    assert min(row["tokens"] for row in rows.values()) == 200 - MAP_PREFIXES
 
 
 NOW = 100.0
@@ -63,6 +69,13 @@ def test_a_pool_sums_its_workers() -> None:
     assert (summary["workers"], summary["running"], summary["waiting"], summary["queued"]) == (2, 4, 3, 2)
 
 
+def test_a_pool_without_workers_is_shown_with_what_waits_for_them() -> None:
+    found = tables([], {}, stored={"p": {"std": 5}})
+    assert found["pools"]["p"]["workers"] == 0
+    assert found["pools"]["p"]["waiting"] == {"std": 5}
+    assert found["summary"]["deployment"]["kv"] is None
+
+
 def test_the_fleets_of_a_pool_are_apart() -> None:
     workers = [
         WorkerMember(worker=name, pool="p", model="m", slots=8, fleet=fleet, price=price)
@@ -78,6 +91,17 @@ def test_workers_that_wake_and_that_start_are_named() -> None:
     found = tables([waking], {}, starting=[StartingWorker("worker-2", 6, 90, doing="x")])
     assert found["pools"]["p"]["waking"] == ["a"]
     assert found["summary"]["deployment"]["starting"] == [["worker-2", 90, "x"]]
+
+
+def test_a_row_has_the_cached_blocks_per_tier() -> None:
+    workers = [WorkerMember(worker="a", pool="p", model="m", slots=8)]
+    assert tables(workers, {"a": report("a", tiers=[7, 2, 1])})["workers"]["a"]["tiers"] == [7, 2, 1]
+    assert tables(workers, {})["workers"]["a"]["tiers"] == []
+
+
+def test_a_worker_without_reports_is_late_and_its_cache_unknown() -> None:
+    row = tables([WorkerMember(worker="a", pool="p", model="m", slots=8)], {})["workers"]["a"]
+    assert (row["state"], row["kv"], row["late"]) == ("no report", None, True)
 
 
 def test_workers_of_the_run_file_are_named_with_their_beginning(tmp_path: Path) -> None:

@@ -35,6 +35,17 @@ def test_a_tab_that_applies_the_changes_has_the_new_state(old: dict[str, Any], n
     assert without_nulls(applied(old, changes(old, new))) == new
 
 
+@given(ROWS)
+def test_what_has_not_changed_is_not_sent(rows: dict[str, Any]) -> None:
+    assert changes(rows, {key: dict(row) for key, row in rows.items()}) == {}
+
+
+def test_only_the_columns_that_changed_are_sent() -> None:
+    old = {"w1": {"state": "serving", "running": 3}, "w2": {"state": "serving", "running": 0}}
+    new = {"w1": {"state": "serving", "running": 4}, "w3": {"state": "serving", "running": 0}}
+    assert changes(old, new) == {"w1": {"running": 4}, "w2": None, "w3": {"state": "serving", "running": 0}}
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from headrace.base.errors import EXIT_CONFIGURATION, StartFailed
 from headrace.jetstream.errors import ConnectError
 from headrace.up import nats_part
 from headrace.up.nats_part import (
+    AFTER_FULL_S,
+    AGAIN_FIRST_S,
+    AGAIN_MOST_S,
     ROOM_BYTES,
+    UNEXPLAINED_S,
     CertificateFiles,
     NatsPart,
     StoredStreams,
@@ -186,6 +191,10 @@ def test_a_link_that_leads_elsewhere_is_noticed(tmp_path: Path) -> None:
     assert files.changed()
 
 
+def test_without_certificates_nothing_changes() -> None:
+    assert not CertificateFiles((None, None)).changed()
+
+
 OWN = ("HR_JOB", "KV_hr_keys", "OBJ_hr_files", "OBJ_hr_embeddings-sim-61b7c891")
 OTHERS = ("ORDERS", "MINE_JOB", "KV_mine_keys")
 
@@ -224,6 +233,14 @@ def test_all_streams_go_to_the_account_of_the_logins(tmp_path: Path) -> None:
     assert accounts(tmp_path) == {"HR"}, "the server is not healthy with the folder of an account that it does not know"
     assert (account(tmp_path, "HR") / "HR_JOB" / "meta.inf").read_text() == "HR_JOB of $G"
     assert [(line["event"], line["streams"]) for line in logged] == [("nats.streams_moved", len(OWN) + len(OTHERS))]
+
+
+def test_they_come_back_when_logins_are_turned_off(tmp_path: Path) -> None:
+    store(tmp_path, "$G", *OWN)
+    streams(tmp_path).bring(logins=True)
+    streams(tmp_path).bring(logins=False)
+    assert stored(tmp_path, "$G") == set(OWN)
+    assert accounts(tmp_path) == {"$G"}
 
 
 def test_a_deployment_with_another_prefix_in_the_same_folder_has_its_own_streams_with_logins_too(tmp_path: Path) -> None:
@@ -314,3 +331,38 @@ def test_a_full_disk_is_waited_for_and_then_the_server_is_started_again_at_once(
     assert not rule.restart_due(600.0, stuck=True, free_bytes=ROOM_BYTES - 1)
     assert rule.restart_due(601.0, stuck=True, free_bytes=ROOM)
     assert rule.was_full
+
+
+def test_room_before_anything_was_refused_makes_it_wait_a_little() -> None:
+    rule = StuckStore()
+    assert not rule.restart_due(0.0, stuck=False, free_bytes=FULL)
+    assert not rule.restart_due(1.0, stuck=True, free_bytes=ROOM)
+    assert not rule.restart_due(1.0 + AFTER_FULL_S - 0.1, stuck=True, free_bytes=ROOM)
+    assert rule.restart_due(1.0 + AFTER_FULL_S, stuck=True, free_bytes=ROOM)
+
+
+def test_a_disk_that_was_not_seen_full_takes_longer() -> None:
+    rule = StuckStore()
+    assert not rule.restart_due(0.0, stuck=True, free_bytes=ROOM)
+    assert not rule.restart_due(UNEXPLAINED_S - 0.1, stuck=True, free_bytes=ROOM)
+    assert rule.restart_due(UNEXPLAINED_S, stuck=True, free_bytes=ROOM)
+
+
+def test_a_word_that_it_stores_begins_the_wait_again() -> None:
+    rule = StuckStore()
+    rule.restart_due(0.0, stuck=True, free_bytes=ROOM)
+    rule.restart_due(10.0, stuck=False, free_bytes=ROOM)
+    rule.restart_due(11.0, stuck=True, free_bytes=ROOM)
+    assert not rule.restart_due(UNEXPLAINED_S + 1.0, stuck=True, free_bytes=ROOM)
+
+
+def test_starts_that_do_not_help_become_rare() -> None:
+    rule = StuckStore()
+    at_s: list[float] = []
+    for now in range(3000):
+        if rule.restart_due(float(now), stuck=True, free_bytes=ROOM):
+            rule.restarted(float(now))
+            at_s.append(float(now))
+    gaps = [later - earlier for earlier, later in pairwise(at_s)]
+    assert gaps[:4] == [UNEXPLAINED_S + 1.0, UNEXPLAINED_S + 1.0, 4 * AGAIN_FIRST_S, 8 * AGAIN_FIRST_S]
+    assert max(gaps) == AGAIN_MOST_S

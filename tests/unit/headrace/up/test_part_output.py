@@ -24,6 +24,10 @@ def test_lines_do_not_depend_on_how_their_bytes_arrive(texts: list[str], sizes: 
     assert cut("\n".join(texts).encode(), sizes) == expected
 
 
+def test_bytes_that_are_no_text_are_shown_as_such_and_end_nothing() -> None:
+    assert cut(b"a\xffb\nnext", []) == ["a\ufffdb", "next"]
+
+
 def test_a_line_that_is_too_long_is_dropped_as_a_whole_and_the_next_one_is_not() -> None:
     sizes = [4] * 10
     assert cut(b"one\n" + b"x" * 20 + b"\ntwo\nthree", sizes, longest=8) == ["one", "two", "three"]

@@ -24,6 +24,8 @@ from headrace.up.parts import (
     PART_GROUP,
     ConsolePart,
     Parts,
+    assign_ports,
+    base_url,
     choose_port,
     console_part,
     get,
@@ -105,6 +107,25 @@ def test_a_taken_port_is_a_settings_error_and_zero_is_a_free_one() -> None:
     assert choose_port("127.0.0.1", 0) in range(20_000, 32_768)  # no connection is given one of these
 
 
+def test_a_host_that_cannot_be_found_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+
+    def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
+        looked_up.append((host, port))
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(SettingsError, match=r"nowhere\.invalid:0.*Name or service not known"):
+        choose_port("nowhere.invalid", 0)
+    assert looked_up == [("nowhere.invalid", 0)]
+
+
+def test_the_address_shown_is_one_that_a_client_can_use() -> None:
+    assert base_url("0.0.0.0", 8000) == "http://127.0.0.1:8000"
+    assert base_url("::", 8000) == "http://[::1]:8000"
+    assert base_url("10.0.0.7", 80) == "http://10.0.0.7:80"
+
+
 async def test_nobody_listening_is_status_zero_and_no_models() -> None:
     port = choose_port("127.0.0.1", 0)
     assert await get("127.0.0.1", port, "/ready") == (0, b"")
@@ -144,6 +165,18 @@ async def test_the_first_signal_asks_and_later_ones_insist() -> None:
     assert heard == ["ask", "insist", "insist"]
 
 
+async def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    heard: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: heard.append("ask"), lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
 def test_a_worker_is_found_by_id_or_by_name() -> None:
     live = [WorkerMember(worker=worker, pool="p", model="m") for worker in ("a-1f", "a-2f", "b-3f")]
     assert find_worker("b", live).worker == "b-3f"
@@ -152,6 +185,24 @@ def test_a_worker_is_found_by_id_or_by_name() -> None:
         find_worker("a", live)
     with pytest.raises(CommandError, match="no live worker 'c'; live: a-1f, a-2f, b-3f"):
         find_worker("c", live)
+
+
+def test_ports_count_up_from_the_first() -> None:
+    taken: set[int] = set()
+    assert assign_ports(9100, 3, taken) == [9100, 9101, 9102]
+    assert taken == {9100, 9101, 9102}
+
+
+def test_without_a_port_each_part_has_a_free_one() -> None:
+    assert len({0, *assign_ports(None, 2, set())}) == 3
+
+
+def test_a_free_port_is_never_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    picks = iter([20_001, 20_001, 20_002, 20_002, 20_003])
+    monkeypatch.setattr("headrace.up.parts.choose_port", lambda _host, _port: next(picks))
+    taken = {20_001}
+    assert assign_ports(0, 2, taken) == [20_002, 20_003]
+    assert taken == {20_001, 20_002, 20_003}
 
 
 def test_parts_of_one_deployment_tell_different_free_ports() -> None:
@@ -225,6 +276,16 @@ def test_the_link_has_the_key_and_what_is_written_down_has_not() -> None:
     assert console.key not in str(console.describe())
     assert not any(console.key in word for word in console.part.argv)
     assert made().key != console.key
+
+
+def test_the_link_of_a_console_with_a_certificate_is_https() -> None:
+    assert made(console__tls_cert="/cert.pem").link.startswith("https://")
+    assert made().link.startswith("http://")
+
+
+def test_on_this_machine_alone_it_is_open_and_may_kill() -> None:
+    env = made().part.env
+    assert (env["HEADRACE_CONSOLE_PRIVATE"], env["HEADRACE_CONSOLE_ALLOW_KILL"]) == ("false", "true")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period() -
     assert waiting.result() == -signal.SIGKILL
 
 
+async def test_a_child_that_obeys_is_given_the_time_to() -> None:
+    lines: list[str] = []
+    child = await _start("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done", lines)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(child.wait())
+        while not lines:
+            await asyncio.sleep(0.005)
+        await child.stop(grace_s=10)
+    assert waiting.result() == 0
+    assert lines == ["ready", "bye"]
+
+
 @pytest.mark.parametrize(
     ("tail", "words"),
     [
@@ -87,6 +99,10 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period() -
 )
 def test_the_last_words_of_a_part_are_its_own_error_message(tail: list[str], words: str) -> None:
     assert last_words(tail) == words
+
+
+def test_a_part_shows_in_ps_as_headrace_and_its_command() -> None:
+    assert " ".join(headrace_command("worker", "--engine", "sim")).endswith("-m headrace worker --engine sim")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="parent-death signals are Linux's")

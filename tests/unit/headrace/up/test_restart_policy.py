@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.up.restart_policy import Leave, Restart, RestartState
+from headrace.up.restart_policy import Backoff, Leave, Restart, RestartState
 
 
 def _crash(
@@ -10,6 +10,32 @@ def _crash(
 ) -> Restart | Leave:
     state.started(at_s)
     return state.exited(at_s + ran_s, exit_code=exit_code, serving=serving)
+
+
+def test_waits_double_up_to_the_limit() -> None:
+    state = RestartState(essential=False)
+    waits = [decision.after_s for _ in range(9) if isinstance(decision := _crash(state, at_s=0.0), Restart)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_healthy_minute_forgets_earlier_crashes() -> None:
+    state = RestartState(essential=False)
+    for _ in range(5):
+        _crash(state, at_s=0.0)
+    assert _crash(state, at_s=100.0, ran_s=59.9) == Restart(16.0, 6)
+    assert _crash(state, at_s=200.0, ran_s=60.0) == Restart(0.5, 1)
+
+
+def test_thousands_of_crashes_keep_the_longest_wait() -> None:
+    state = RestartState(essential=False, backoff=Backoff(most_s=5.0))
+    decision = None
+    for _ in range(3000):
+        decision = _crash(state, at_s=0.0)
+    assert decision == Restart(5.0, 3000)
+
+
+def test_a_killed_part_is_restarted() -> None:
+    assert isinstance(_crash(RestartState(essential=False), at_s=0.0, exit_code=-9), Restart)
 
 
 def test_a_wanted_end_is_left_alone_whatever_its_code() -> None:

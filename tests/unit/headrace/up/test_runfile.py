@@ -44,6 +44,11 @@ def test_a_file_that_is_no_run_file_is_named(tmp_path: Path, content: str) -> No
         read_run_file(tmp_path)
 
 
+def test_a_data_folder_that_is_a_file_has_no_run_file(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    assert read_run_file(tmp_path / "data") is None
+
+
 @pytest.mark.parametrize(
     ("urls", "same"),
     [

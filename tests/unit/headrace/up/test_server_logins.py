@@ -11,7 +11,7 @@ from headrace.base.errors import StartFailed
 from headrace.config.settings import Settings, load
 from headrace.jetstream.subjects import pool_id
 from headrace.up.parts import make_parts
-from headrace.up.server_logins import ServerLogins
+from headrace.up.server_logins import ServerLogins, worker_login
 
 VARIABLE = "HEADRACE_NATS_CONTEXT"
 
@@ -46,6 +46,11 @@ def test_workers_of_a_further_pool_get_a_login_of_that_pool(tmp_path: Path) -> N
         f"worker-{pool_id('small')}.json",
     }
     assert f"# worker-{pool_id('small')}" in config
+
+
+def test_an_engine_that_names_its_model_itself_gets_the_login_of_all_pools() -> None:
+    chosen = load("up", flags={"worker.engine": "mine:Engine"})
+    assert worker_login(chosen).name == "worker"
 
 
 def test_without_logins_nothing_is_made_and_nothing_is_given(tmp_path: Path) -> None:

@@ -77,6 +77,20 @@ def test_after_the_start_only_a_crash_and_the_return_are_shown(view: ShortView, 
     assert told(view, "up", "server.started", url="nats://127.0.0.1:4711") == "✓ nats-server is back after 0.0 s"
 
 
+def test_a_crash_with_a_code_says_the_last_words(view: ShortView) -> None:
+    assert told(view, "up", "part.crashed", part="worker-1", exit_code=1, restart_in_s=2.0, error="no room") == (
+        "✗ worker-1 ended with code 1, starts again in 2 s: no room"
+    )
+
+
+def test_a_part_that_crashes_twice_is_back_after_the_whole_time(view: ShortView, clock: Clock) -> None:
+    told(view, "up", "part.crashed", part="frontend", exit_code=1, restart_in_s=1)
+    clock.now_s += 2
+    told(view, "up", "part.crashed", part="frontend", exit_code=1, restart_in_s=2)
+    clock.now_s += 3
+    assert told(view, "frontend", "frontend.listening", url="u") == "✓ frontend is back after 5.0 s"
+
+
 def test_a_server_that_is_started_again_says_why_and_a_run_file_only_once(view: ShortView, clock: Clock) -> None:
     assert told(view, "up", "nats.restarting", reason="it stores nothing") == "✗ nats-server starts again: it stores nothing"
     clock.now_s += 2
@@ -157,6 +171,14 @@ def test_a_terminal_without_unicode_gets_plain_marks_and_a_colourful_one_colours
     assert "\x1b[32m✓\x1b[0m" in str(told(colourful, "up", "server.started", url="u"))
 
 
+def test_lines_are_appended_over_runs(tmp_path: Path) -> None:
+    for line in ("one", "two"):
+        log = LogFile(tmp_path / "run" / "up.log")
+        assert log.write(line)
+        log.close()
+    assert (tmp_path / "run" / "up.log").read_text() == "one\ntwo\n"
+
+
 def test_a_full_file_makes_room_for_a_new_one_and_is_kept_once(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "up.log", most_bytes=8)
     for number in range(6):
@@ -212,6 +234,14 @@ def test_all_lines_go_to_the_file_and_few_to_the_screen(terminal: ShortTerminal,
     ]
     assert len(screen.getvalue().splitlines()) == 1
     assert "nats://x" in screen.getvalue()
+
+
+def test_a_line_pushes_the_live_line_down(terminal: ShortTerminal, screen: _Tty) -> None:
+    terminal.waiting("waiting for the engine", 0.0)
+    terminal.write('{"event":"server.started","url":"nats://x"}\n')
+    shown, live = screen.getvalue().split("\r\x1b[2K")[2].split("\n")
+    assert "nats://x" in shown
+    assert "waiting for the engine" in live
 
 
 def test_the_live_line_is_cut_where_the_terminal_ends(

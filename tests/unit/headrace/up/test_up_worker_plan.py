@@ -30,11 +30,25 @@ def _names(plans: list[WorkerPlan]) -> list[str]:
     return [plan.name for plan in plans]
 
 
+def test_without_a_mode_there_is_one_worker_that_does_all() -> None:
+    (only,) = _plan()
+    assert (only.name, only.role, only.serves, only.waits) == ("worker-1", "aggregated", True, False)
+    assert only.argv == ("worker", "--engine", "vllm", "--role", "aggregated", "--name", "worker-1")
+    assert _names(_plan(up__workers="3")) == ["worker-1", "worker-2", "worker-3"]
+    assert _plan(up__workers="0") == []
+
+
 def test_disagg_is_one_prefill_and_one_decode_worker() -> None:
     decode, prefill = _plan(up__mode="disagg")
     assert (decode.name, decode.role, decode.serves) == ("decode-1", "decode", True)
     assert (prefill.name, prefill.role, prefill.serves) == ("prefill-1", "prefill", False)
     assert prefill.argv[prefill.argv.index("--role") + 1] == "prefill"
+
+
+def test_any_ratio_and_aggregated_workers_beside_them() -> None:
+    plans = _plan(up__mode="disagg", up__prefill_workers="2", up__decode_workers="3", up__workers="1")
+    assert _names(plans) == ["worker-1", "decode-1", "decode-2", "decode-3", "prefill-1", "prefill-2"]
+    assert _names(_plan(up__mode="disagg", up__decode_workers="0")) == ["prefill-1"]
 
 
 def _arguments(plan: WorkerPlan) -> list[str]:
@@ -48,6 +62,11 @@ def test_workers_that_answer_take_embeddings_from_the_encode_workers_beside_them
     plans = _plan(up__mode="disagg", up__encode_workers="2")
     assert _names(plans) == ["decode-1", "prefill-1", "encode-1", "encode-2"]
     assert [_arguments(plan) for plan in plans] == [["encoders=true"], [], [], []]
+
+
+def test_an_operator_may_have_workers_encode_by_themselves_beside_encode_workers() -> None:
+    settings = load("up", flags={"up.encode_workers": "1", "worker.engine_args": {"encoders": False}})
+    assert [_arguments(plan) for plan in plan_workers(settings, {}, cores=64)] == [[], []]
 
 
 def test_encode_workers_of_an_engine_that_has_none_are_refused_by_name() -> None:
@@ -99,6 +118,12 @@ def test_where_cores_are_few_the_first_worker_that_answers_starts_alone() -> Non
     assert waiting(up__mode="disagg", worker__engine="sim", cores=2) == []
 
 
+def test_prefill_workers_alone_wait_for_nobody() -> None:
+    assert [plan.waits for plan in _plan(up__mode="disagg", up__decode_workers="0", up__prefill_workers="2", cores=2)] == [
+        False
+    ] * 2
+
+
 def test_aggregated_workers_of_a_disaggregated_fleet_can_take_other_roles() -> None:
     def asked(engine: str, *given: str, mode: str = "disagg") -> list[str]:
         settings = load(
@@ -134,6 +159,22 @@ def test_answers_of_the_simulator_end_by_themselves_unless_told_otherwise(
     settings = load("up", flags={"worker.engine": engine, "worker.engine_args": given})
     argv = plan_workers(settings, {}, cores=64)[0].argv
     assert [argv[n + 1] for n, word in enumerate(argv) if word == "--engine-arg"] == added
+
+
+def test_metrics_ports_count_up_over_all_workers() -> None:
+    flags = {"up.mode": "disagg", "up.prefill_workers": "2", "worker.metrics_port": "9100"}
+    workers = make_parts(load("up", flags=flags), {}, port=1).workers
+    assert {part.name: part.env["HEADRACE_WORKER_METRICS_PORT"] for part in workers} == {
+        "decode-1": "9100",
+        "prefill-1": "9101",
+        "prefill-2": "9102",
+    }
+    assert [part.describe()["metrics_port"] for part in workers] == [9100, 9101, 9102]
+
+
+def test_all_workers_get_the_same_model_string() -> None:
+    plans = _plan(up__mode="disagg", worker__model="./my-model")
+    assert [plan.argv[plan.argv.index("--model") + 1] for plan in plans] == ["./my-model"] * 2
 
 
 def test_what_routers_are_told_of_prefill_their_workers_are_told_too() -> None:
@@ -178,6 +219,11 @@ async def test_a_worker_that_waits_starts_when_the_first_can_answer_or_has_ended
     assert not await _released(second, asyncio.Event(), None)
 
 
+async def test_the_wait_for_the_first_worker_is_bounded() -> None:
+    _, second = _two()
+    await second.turn(asyncio.Event(), timeout_s=0.01)
+
+
 def test_only_workers_that_answer_count_as_serving() -> None:
     decode, prefill = _two()
     parts = Parts(workers=(decode, prefill))
@@ -217,9 +263,21 @@ def test_each_further_pool_has_workers_of_its_own_on_its_own_engine() -> None:
     assert {plan.env["OMP_NUM_THREADS"] for plan in plans} == {"2"}, "three engines share six cores"
 
 
+def test_where_cores_are_few_the_engines_of_all_pools_start_one_after_the_other() -> None:
+    given = {"worker.engine": "vllm", "up.pools": ['b={"engine": "sglang"}', 'c={"engine": "sim"}']}
+    plans = plan_workers(load("up", flags=given), {}, cores=2)
+    assert [(plan.name, plan.waits) for plan in plans] == [("worker-1", False), ("b-worker-1", True), ("c-worker-1", False)]
+
+
 def test_pools_whose_workers_would_have_the_same_names_are_refused() -> None:
     given = {"worker.engine": "sim", "up.pools": ['a/b={"engine": "sim"}', 'a.b={"engine": "sim"}']}
     with pytest.raises(SettingsError, match=r"a-b-worker-1"):
+        plan_workers(load("up", flags=given), {}, cores=2)
+
+
+def test_the_numbers_of_a_pool_fit_its_own_mode() -> None:
+    given = {"worker.engine": "sim", "up.mode": "disagg", "up.pools": ['b={"engine": "sim", "prefill_workers": 1}']}
+    with pytest.raises(SettingsError, match=r"up.prefill_workers = 1 \(up.pools.b\): only with --mode disagg"):
         plan_workers(load("up", flags=given), {}, cores=2)
 
 

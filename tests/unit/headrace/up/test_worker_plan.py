@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def test_an_engine_may_have_an_environment_beside_this_one(tmp_path: Path) -> No
 def test_an_engine_that_is_installed_nowhere_is_named_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"'sglang'.*\.venv-sglang/bin/python"):
         worker_python("sglang", prefix=str(tmp_path / ".venv"))
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+def test_other_engines_run_in_this_environment() -> None:
+    assert worker_python("sim") == worker_python("my:Engine") == sys.executable
+
+
+def test_an_engine_that_is_installed_here_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    assert worker_python("sglang", prefix=str(tmp_path)) == sys.executable
 
 
 async def test_a_worker_is_started_and_its_name_is_answered(tmp_path: Path) -> None:

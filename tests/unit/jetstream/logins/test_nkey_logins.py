@@ -11,6 +11,7 @@ from headrace.jetstream.logins.nkey_logins import (
     LoginFileUnusable,
     accounts_config,
     make_keys,
+    new_seed,
     one_user_config,
     public_key,
     write_context,
@@ -30,6 +31,12 @@ def test_seeds_are_made_once_and_only_their_owner_can_read_them(tmp_path: Path) 
     assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o700
     for name in ("operator.nk", "worker-p.nk"):
         assert (tmp_path / "logins" / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_public_key_says_nothing_of_the_seed() -> None:
+    seed = new_seed()
+    assert seed.startswith("SU")
+    assert public_key(seed)[1:20] not in seed
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "SUAAAA"])
@@ -63,6 +70,12 @@ def test_the_configuration_has_public_keys_and_allow_lists_only(tmp_path: Path) 
     assert not any(path.read_text().strip() in text for path in tmp_path.glob("*.nk"))
 
 
+def test_an_operator_makes_its_consumers_itself(tmp_path: Path) -> None:
+    make_keys(tmp_path, [Login("operator")])
+    path = write_context(tmp_path, Login("operator"), url="nats://127.0.0.1:4222", prefix="hr")
+    assert ConnectOptions.from_context(str(path)).steward is None
+
+
 URL = "nats://127.0.0.1:4711"
 
 
@@ -73,6 +86,15 @@ def test_the_server_is_told_the_public_key_of_a_seed_that_is_made_once(tmp_path:
     assert seed not in config
     assert one_user_config(tmp_path, "d") == config
     assert (tmp_path / "d.nk").stat().st_mode & 0o777 == 0o600
+
+
+def test_its_context_names_address_seed_and_certificates_and_limits_nothing(tmp_path: Path) -> None:
+    one_user_config(tmp_path, "d")
+    path = write_one_context(tmp_path, "d", url=URL, tls={"ca": "/ca.pem"})
+    assert ConnectOptions.from_context(str(path)) == ConnectOptions(
+        servers=(URL,), nkey_seed=str(tmp_path / "d.nk"), tls_ca="/ca.pem"
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:

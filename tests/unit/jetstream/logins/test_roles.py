@@ -17,11 +17,29 @@ from headrace.jetstream.logins.roles import (
     NotTheirs,
     Permissions,
     PoolCalls,
+    inboxes,
     permissions,
 )
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from tests.support.subject_patterns import allowed, api_calls, core_subjects, inboxes_of_all, overlap, stored_subjects
+from tests.support.subject_patterns import allowed, api_calls, core_subjects, inboxes_of_all, matches, overlap, stored_subjects
+
+
+def test_a_login_of_a_pool_has_a_name_and_an_inbox_of_its_own() -> None:
+    login = Login("worker", "sim-0a1b2c3d")
+    assert (login.name, login.inbox, login.pool) == ("worker-sim-0a1b2c3d", "_INBOX.worker.sim-0a1b2c3d", "sim-0a1b2c3d")
+    assert (Login("router").name, Login("router").pool) == ("router", "*")
+
+
+def test_the_tenant_of_a_batch_login_is_no_pool() -> None:
+    assert Login("batch", "acme").pool == "*"
+
+
+def test_the_inboxes_of_a_role_are_those_of_its_logins() -> None:
+    assert matches(inboxes("worker"), f"{Login('worker', 'p').inbox}.nuid.a.1")
+    assert matches(inboxes("worker", "p"), f"{Login('worker', 'p').inbox}.nuid.a.1")
+    assert not matches(inboxes("worker", "q"), f"{Login('worker', 'p').inbox}.nuid.a.1")
+    assert not matches(inboxes("router"), f"{Login('worker', 'p').inbox}.nuid.a.1")
 
 
 @pytest.mark.parametrize(

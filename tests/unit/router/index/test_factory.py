@@ -18,6 +18,12 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(create_module.IMPLEMENTATION_VARIABLE, raising=False)
 
 
+def test_pure_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert create_index("pure").implementation == "pure"
+    monkeypatch.setenv(create_module.IMPLEMENTATION_VARIABLE, "pure")
+    assert create_index().implementation == "pure"
+
+
 @pytest.mark.parametrize("wrong", ["fast", "PURE"])
 def test_other_names_are_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(SettingsInvalid, match=wrong):

@@ -79,6 +79,18 @@ def test_galloping_over_holes_ends_where_both_sides_are_true(length: int, pieces
     assert all(index.match_exact(chain) == model.match(chain) for index in indexes)
 
 
+def test_galloping_trusts_what_lies_between(implementation: Any) -> None:
+    """And that is all it trusts; who needs to know asks for every block."""
+    index = create_index(implementation)
+    index.add_worker("a")
+    chain = list(range(1_000))
+    index.store("a", "device", chain[:700])
+    index.remove("a", "device", [3])
+    assert index.match(chain) == {"a": Overlap(700)}
+    assert index.match_exact(chain) == {"a": Overlap(3)}
+    assert index.match_worker("a", chain) == Overlap(3)
+
+
 class _Counted(list[int]):
     looked = 0
 

@@ -89,3 +89,11 @@ def test_one_store_beyond_the_limit(implementation: Any) -> None:
     assert len(dumped(index, "a", "device")) == len(index) == index.count("a")
     assert index.nbytes < 40_000_000
     assert index.evicted == 300_000 - len(index)
+
+
+def test_a_chain_longer_than_the_limit_keeps_its_head() -> None:
+    index = create_index("pure", max_entries=320)
+    index.add_worker("a")
+    index.store("a", "device", list(range(320)))
+    index.store("a", "device", [1_000])
+    assert index.match_worker("a", list(range(320))) == Overlap(309)

@@ -149,6 +149,28 @@ def test_more_workers_later_change_nothing_for_the_first(implementation: Any) ->
     check(index, model, [[n] for n in range(0, 60, 12)])
 
 
+def test_growth_and_shrinking_lose_nothing(implementation: Any) -> None:
+    rng = random.Random(3)
+    index = create_index(implementation)
+    index.add_worker("a")
+    index.add_worker("b")
+    blocks = [rng.getrandbits(64) for _ in range(60_000)]
+    index.store("a", "device", blocks)
+    index.store("b", "host", blocks[:20_000])
+    rng.shuffle(blocks)
+    gone, kept = blocks[:59_000], blocks[59_000:]
+    full = index.nbytes
+    for start in range(0, len(gone), 100):
+        index.remove("a", "device", gone[start : start + 100])
+    assert dumped(index, "a", "device") == sorted(kept)
+    assert index.match_worker("a", kept) == Overlap(len(kept))
+    index.clear("b")
+    assert index.count("b") == 0
+    assert len(index) == len(kept)
+    if implementation == "compiled":
+        assert index.nbytes < full / 2
+
+
 def test_blocks_that_come_and_go_do_not_pile_up(implementation: Any) -> None:
     index = create_index(implementation)
     index.add_worker("a")
@@ -157,6 +179,22 @@ def test_blocks_that_come_and_go_do_not_pile_up(implementation: Any) -> None:
         index.remove("a", "device", range(max(0, turn * 50 - 50), turn * 50))
     assert dumped(index, "a", "device") == list(range(399 * 50, 400 * 50))
     assert index.nbytes < 200_000
+
+
+def test_moving_tiers(implementation: Any) -> None:
+    index = create_index(implementation)
+    index.add_worker("a")
+    chain = list(range(10))
+    index.store("a", "device", chain)
+    index.store("a", "host", chain[4:])
+    index.remove("a", "device", chain[4:])
+    index.store("a", "disk", chain[8:])
+    index.remove("a", "host", chain[8:])
+    assert index.match(chain) == {"a": Overlap(4, 4, 2)}
+    index.assume("a", [4])
+    assert index.match(chain) == {"a": Overlap(5, 3, 2)}
+    assert dumped(index, "a", "device") == [0, 1, 2, 3]  # what is assumed is never dumped
+    assert index.count("a") == 10
 
 
 @pytest.mark.parametrize("bad", [[1, -1], [1, 2**64], [1, "x"], [1.5]])
@@ -169,3 +207,17 @@ def test_what_is_no_u64_is_refused(bad: list[Any]) -> None:
         index.store("a", "device", bad)
     index.store("a", "device", [7])
     assert index.match([7]) == {"a": Overlap(1)}
+
+
+def test_bytes_are_the_numbers_that_they_are(implementation: Any) -> None:
+    index = create_index(implementation)
+    index.add_worker("a")
+    index.store("a", "device", b"\x01\x02")  # a sequence of int like any other
+    assert dumped(index, "a", "device") == [1, 2]
+
+
+def test_unknown_tier_is_named(implementation: Any) -> None:
+    index = create_index(implementation)
+    index.add_worker("a")
+    with pytest.raises(ValueError, match="'tape'"):
+        index.store("a", "tape", [1])  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages.events import KvReset, KvStep
 from headrace.router.index import inventory
+from headrace.router.index.inventory import MAX_STEP_BLOCKS
 from headrace.router.index.reader import SLICE_BLOCKS, KvEventReader
 from headrace.router.index.sources import MAX_STRANGERS, STRANGER_S
 from tests.support.router.cache_oracle import OracleView
@@ -199,6 +200,23 @@ def test_an_inventory_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert bench.asks() == ["w"]
 
 
+def test_all_inventories_together_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "MAX_GATHERED_BLOCKS", 10)
+    for worker in ("x", "y", "z"):
+        blocks = {"device": pack_u64(range(4))}
+        bench.send(KvReset(worker=worker, epoch=1, n=1, dump=1, part=0, blocks=blocks))
+    assert [bench.feed.sources._states[worker].gathering is not None for worker in ("x", "y", "z")] == [True, True, False]
+    bench.send(KvReset(worker="x", epoch=1, n=2, dump=1, part=1, last=True))
+    assert bench.held("x") == {0, 1, 2, 3}
+
+
+def test_a_gap_inside_an_inventory_gives_it_up(bench: Bench) -> None:
+    bench.part(1, 0, 50)
+    bench.part(3, 2, 52, last=True)
+    assert bench.held() == set()
+    assert bench.asks(3.0) == ["w"]
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +251,11 @@ def test_what_cannot_be_used_is_named_counted_and_repaired(bench: Bench, data: b
     bench.part(2, 0, 8, 9, last=True)  # the answer repairs it, whether the bad message counted in `n` or not
     assert bench.held() == {8, 9}
     assert bench.asks(100.0) == []
+
+
+def test_a_step_of_the_largest_size_is_taken(bench: Bench) -> None:
+    bench.step(0, *range(MAX_STEP_BLOCKS))
+    assert len(bench.held()) == MAX_STEP_BLOCKS
 
 
 def test_a_flood_of_nonsense_makes_few_log_lines(bench: Bench) -> None:
@@ -316,6 +339,13 @@ def test_the_number_of_strangers_is_bounded(bench: Bench) -> None:
     assert len(bench.view.index.held) == MAX_STRANGERS
     bench.feed.sources.put_worker(f"s{MAX_STRANGERS + 5}", bench.now)  # refused before, a member now: its inventory is wanted
     assert bench.asks(1.0) == ["w", f"s{MAX_STRANGERS + 5}"]
+
+
+def test_a_worker_without_events_is_not_asked(bench: Bench) -> None:
+    bench.feed.sources.put_worker("dumb", bench.now, sends_events=False)
+    assert bench.asks(5.0) == ["w"]
+    bench.step(4, 1, worker="dumb")  # it does send them
+    assert "dumb" in bench.asks(5.0)
 
 
 def test_a_worker_dropped_from_the_view_by_somebody_else_is_begun_anew(bench: Bench) -> None:

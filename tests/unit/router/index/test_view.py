@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.router.errors import UnknownWorker
 from headrace.router.index.types import TIERS, Overlap
 from headrace.router.index.view import Caches, PredictedBlocks, create_index
 from tests.support.router.caches_model import LONG_S, STEP, TTL_S, WORKERS, ModelCaches, chain_of, play
@@ -124,6 +125,45 @@ def test_a_prediction_counts_until_it_expires(caches: Caches) -> None:
     caches.expire(11.9)
     assert caches.overlaps("r") == {"a": Overlap(2)}
     caches.expire(12.0)
+    assert caches.overlaps("r") == {}
+
+
+def test_a_confirmed_prediction_stays(caches: Caches) -> None:
+    caches.add_worker("a")
+    caches.track("r", [1, 2, 3])
+    caches.predict("a", [1, 2, 3], now_s=10.0)
+    caches.apply("a", removed={}, stored={"device": [1, 2]}, now_s=11.0)
+    assert caches.overlaps("r") == {"a": Overlap(3)}
+    caches.expire(20.0)
+    assert caches.overlaps("r") == {"a": Overlap(2)}
+    caches.apply("a", removed={"device": [2]}, stored={}, now_s=20.0)
+    assert caches.overlaps("r") == {"a": Overlap(1)}
+
+
+def test_a_prediction_that_is_made_again_lives_longer(caches: Caches) -> None:
+    caches.add_worker("a")
+    caches.predict("a", [1, 2], now_s=10.0)
+    caches.predict("a", [1], now_s=11.5)
+    caches.expire(12.5)
+    assert caches.verify("a", [1, 2]) == Overlap(1)
+    caches.expire(13.5)
+    assert caches.verify("a", [1, 2]) == Overlap(0)
+
+
+def test_a_prediction_for_a_worker_that_is_gone(caches: Caches) -> None:
+    caches.track("r", [1])
+    caches.predict("gone", [1], now_s=0)
+    assert caches.overlaps("r") == {}
+    with pytest.raises(UnknownWorker, match="gone"):
+        caches.verify("gone", [1])
+
+
+def test_a_worker_that_comes_back_has_nothing(caches: Caches) -> None:
+    caches.add_worker("a")
+    caches.predict("a", [1], now_s=0)
+    caches.drop_worker("a")
+    caches.add_worker("a")
+    caches.track("r", [1])
     assert caches.overlaps("r") == {}
 
 

@@ -43,6 +43,14 @@ def test_a_job_for_an_unknown_model_fails_after_a_patience() -> None:
     assert b"model_not_found" in bytes(result.response.body)
 
 
+def test_an_expired_line_of_a_batch_has_the_code_of_batches() -> None:
+    for batch, code in (("b", "batch_expired"), ("", "job_expired")):
+        result = verdict(job(200.0, batch), known=True, now=500.0, margin_s=30.0, unknown_model_s=60.0)
+        assert result is not None
+        assert result.error is not None
+        assert result.error.code == code
+
+
 class Notices:
     """Counts the jobs that were told of."""
 

@@ -58,3 +58,11 @@ def test_of_two_copies_that_are_checked_at_once_exactly_one_goes_on() -> None:
     assert not has_precedence(one, one.nonce)
     one.phase = "waiting"
     assert not has_precedence(one, "")
+
+
+def test_a_job_is_halted_once() -> None:
+    one = held(1)
+    one.halt("cancelled")
+    one.halt("expired")
+    assert one.stop == "cancelled"
+    assert one.wake.is_set()

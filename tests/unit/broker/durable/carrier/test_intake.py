@@ -143,6 +143,17 @@ def test_the_order_is_that_of_a_search_through_all_of_them(wishes: list[tuple[st
     assert waiting.take(started) is None
 
 
+def test_a_job_of_the_same_sequence_replaces_one_that_was_removed() -> None:
+    waiting, before, other, after = WaitingJobs(), held(1), held(2), held(1)
+    waiting.add(other)
+    waiting.add(before)
+    waiting.remove(before)
+    waiting.add(after)
+    assert waiting.take({}) is after
+    assert waiting.take({}) is other
+    assert waiting.take({}) is None
+
+
 def waiting_of(*jobs: HeldJob) -> WaitingJobs:
     waiting = WaitingJobs()
     for job in jobs:

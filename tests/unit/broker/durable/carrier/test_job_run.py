@@ -19,6 +19,8 @@ from tests.unit.broker.durable.carrier.test_crash_writer import Deps
 from tests.unit.broker.durable.carrier.test_held_job import FakeDelivery
 from tests.unit.broker.durable.fakes import FakeStreams
 
+SUBJECT = "hr.rsp.t.j"
+
 
 async def stream_of_two(streams: FakeStreams) -> HeldJob:
     job = parse_job(b"{}", {HEADER_JOB: "j", HEADER_STREAM: "1"}, tenant="t", seq=1, stored=0.0)
@@ -61,6 +63,16 @@ async def test_an_old_read_is_repeated_while_the_leader_has_the_entry() -> None:
     streams.subject_messages = old_at_first  # type: ignore[method-assign]
     await runner(streams)._read_again(held)
     assert (reads, held.stored.emitted) == (4, {0: [0]})
+
+
+async def test_entries_that_are_lost_are_not_waited_for() -> None:
+    streams = FakeStreams()
+    held = await stream_of_two(streams)
+    del streams.messages[1]
+    async with asyncio.timeout(5):
+        await runner(streams)._read_again(held)
+    assert (held.stored.emitted, held.writer.last_seq) == ({}, 1)
+    await held.writer.append("ok")
 
 
 async def test_a_job_that_has_to_end_does_not_wait_for_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker.durable import results as result_store
 from headrace.broker.durable.job_end import JoinedCommits
-from headrace.broker.durable.results import ResultStore
+from headrace.broker.durable.results import LARGEST, ResultStore
 from headrace.broker.messages.durable import JobResult
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Outgoing, PubAck
@@ -49,6 +49,13 @@ async def commit_all(streams: Streams, results: Sequence[JobResult]) -> list[Job
     return await asyncio.gather(*(joined.commit("t", result.id, result) for result in results), return_exceptions=True)
 
 
+async def test_results_of_one_moment_are_stored_together() -> None:
+    streams = Streams()
+    results = [answer(f"j{number}") for number in range(5)]
+    assert await commit_all(streams, results) == results
+    assert streams.groups == [5]
+
+
 async def test_each_group_is_followed_by_another_for_those_who_come_later() -> None:
     streams = Streams()
     joined = commits(streams)
@@ -70,6 +77,15 @@ async def test_of_two_results_of_one_job_both_are_told_the_first() -> None:
     joined = commits(streams)
     first, second = answer("first"), answer("second")
     assert await asyncio.gather(joined.commit("t", "j", first), joined.commit("t", "j", second)) == [first, first]
+
+
+async def test_a_large_result_lies_in_an_object() -> None:
+    streams = Streams()
+    small, large = await commit_all(streams, [answer("small"), answer("large", LARGEST)])
+    assert isinstance(large, JobResult)
+    assert large.object is not None
+    assert small == answer("small")
+    assert streams.groups == [1]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the one that stores", "another one"])
