@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.adapter_cache import ABANDONED_S, AdapterCache
+from headrace.workers.adapter_cache import ABANDONED_S, AdapterCache, default_cache
 from headrace.workers.errors import AdapterFilesError
 
 KIB = 1024
@@ -53,6 +53,12 @@ async def test_a_download_that_fails_leaves_nothing_and_is_tried_again(tmp_path:
     (await cache.open("k", Downloads(), timeout_s=5)).close()
 
 
+async def test_a_download_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(AdapterFilesError, match=r"not there within 0\.2 s"):
+        await AdapterCache(tmp_path, most_bytes=KIB).open("k", Downloads(takes_s=60), timeout_s=0.2)
+    assert [path.name for path in tmp_path.iterdir()] == ["k.lock"]
+
+
 async def test_room_is_made_of_the_least_recently_used_that_is_not_in_use(tmp_path: Path) -> None:
     cache = AdapterCache(tmp_path, most_bytes=3 * KIB)
     opened = {}
@@ -66,6 +72,16 @@ async def test_room_is_made_of_the_least_recently_used_that_is_not_in_use(tmp_pa
     opened["old-in-use"].close()
     (await cache.open("newer", Downloads(), timeout_s=5)).close()
     assert not (tmp_path / "old-in-use").exists()
+
+
+async def test_a_use_makes_an_entry_young(tmp_path: Path) -> None:
+    cache = AdapterCache(tmp_path, most_bytes=2 * KIB)
+    for age, key in ((30, "a"), (20, "b")):
+        (await cache.open(key, Downloads(), timeout_s=5)).close()
+        os.utime(tmp_path / key, (time.time() - age,) * 2)
+    (await cache.open("a", Downloads(), timeout_s=5)).close()
+    (await cache.open("c", Downloads(), timeout_s=5)).close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["a", "c"]
 
 
 async def test_half_downloads_of_dead_workers_go_after_a_day(tmp_path: Path) -> None:
@@ -99,3 +115,8 @@ async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(AdapterFilesError, match=r"cannot be kept in .*file"):
         await AdapterCache(tmp_path / "file", most_bytes=KIB).open("k", Downloads(), timeout_s=5)
+
+
+def test_the_cache_is_the_user_s() -> None:
+    assert default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/headrace/adapters")
+    assert default_cache({}) == Path("~/.cache/headrace/adapters").expanduser()

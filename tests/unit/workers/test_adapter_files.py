@@ -85,9 +85,25 @@ def test_compressed_archives_with_a_folder_in_them_are_read(tmp_path: Path, mode
     assert sorted(found.name for found in into.iterdir()) == BOTH
 
 
+def test_other_files_stay_in_the_archive_wherever_they_would_go(tmp_path: Path) -> None:
+    escape = ("../../escaped", b"x")
+    path = archive(tmp_path, escape, link("aside", "/etc/passwd"), *((f"../{name}", b"{}") for name in BOTH))
+    into = tmp_path / "in" / "b"
+    into.mkdir(parents=True)
+    unpack(path, into, most_bytes=MIB)
+    assert sorted(str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*") if found.is_file()) == sorted(
+        ["made.tar", *(f"in/b/{name}" for name in BOTH)]
+    )
+
+
 def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path, link(BOTH[0], "/etc/passwd"), (BOTH[1], b"{}"))
     assert "not as a plain file" in refused(path, tmp_path / "b")
+
+
+def test_a_file_twice_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path, (BOTH[0], b"{}"), (f"again/{BOTH[0]}", b"{}"))
+    assert "twice" in refused(path, tmp_path / "b")
 
 
 def test_a_small_archive_of_very_much_is_refused(tmp_path: Path) -> None:

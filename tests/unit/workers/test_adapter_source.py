@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.workers import adapter_source
 from headrace.workers.adapter_source import (
@@ -22,6 +24,10 @@ def refused(folder: Path) -> str:
     with pytest.raises(AdapterFilesError) as told:
         check_adapter_folder(folder)
     return str(told.value)
+
+
+def test_an_adapter_is_fine(tmp_path: Path) -> None:
+    check_adapter_folder(adapter_folder(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "optimizer.pt", "rng_state.pth", "x.pkl", "modeling.py"])
@@ -60,6 +66,11 @@ def test_a_configuration_of_something_else_is_refused(tmp_path: Path, config: by
 )
 def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path, weights: bytes) -> None:
     assert "is no safetensors file" in refused(adapter_folder(tmp_path, weights=weights))
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_are_taken_for_weights_by_accident(tmp_path_factory: pytest.TempPathFactory, weights: bytes) -> None:
+    refused(adapter_folder(tmp_path_factory.mktemp("a"), weights=weights + b"x"))
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -116,6 +127,21 @@ def test_each_form_is_understood(text: str, source: AdapterSource) -> None:
 def test_a_source_that_is_none_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(AdapterFilesError, match=why.replace("(", "\\(")):
         parse_source(text)
+
+
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    with pytest.raises(AdapterFilesError) as told:
+        parse_source(f"https://user:secret@models.example/b.tar#sha256={DIGEST}")
+    assert "secret" not in str(told.value)
+
+
+@given(st.text())
+def test_every_text_is_a_source_or_refused(text: str) -> None:
+    try:
+        source = parse_source(text)
+    except AdapterFilesError:
+        return
+    assert source.place
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ async def test_the_loop_goes_on_and_the_result_comes() -> None:
     assert await waiting == 7
 
 
+async def test_what_the_work_raises_is_raised_here() -> None:
+    def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await run_in_thread(work, name="test")
+
+
 async def test_who_stops_waiting_need_not_wait_for_the_end() -> None:
     may_end, ended = threading.Event(), threading.Event()
 

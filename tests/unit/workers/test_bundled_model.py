@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import threading
 import zipfile
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.workers import bundled_model
-from headrace.workers.bundled_model import growth_reported, reported
+from headrace.workers.bundled_model import folder_bytes, growth_reported, reported
 from headrace.workers.errors import ModelUnavailable
 
 
@@ -57,6 +58,15 @@ def test_a_download_of_unknown_size_tells_what_it_has_and_that_it_stopped(tmp_pa
             assert heard.wait(10)
             heard.clear()
     assert told == [1.0, None]
+
+
+def test_folders_below_count_and_links_do_not(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(bytes(10))
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "dead").symlink_to(tmp_path / "nowhere")
+    assert folder_bytes(tmp_path) == 10
+    assert folder_bytes(tmp_path / "nowhere") == 0
 
 
 GGUF = b"weights"
@@ -148,3 +158,9 @@ def test_a_conversion_that_leaves_a_file_out_is_refused(machine: Machine, tmp_pa
     with pytest.raises(ModelUnavailable, match="left out chat_template"):
         bundled_model.prepare(tmp_path / "m", progress=machine.lines.append)
     assert names(tmp_path) == set()
+
+
+def test_a_folder_of_something_else_is_not_ready(tmp_path: Path) -> None:
+    assert not bundled_model.is_ready(tmp_path)
+    (tmp_path / "headrace-model.json").write_text(json.dumps([]))
+    assert not bundled_model.is_ready(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.workers.detokenize import StopMatcher, TextPipeline, TokenTable, first_token
 from headrace.workers.errors import ModelUnavailable
+from headrace.workers.tokens import token_table
 
 ASSETS = Path(__file__).parents[3] / "workers" / "assets" / "smollm2"
 
@@ -34,6 +36,18 @@ def save(tokenizer: Tokenizer, folder: Path) -> TokenTable:
 
 
 # -- the bundled tokenizer -----------------------------------------------------------------------------------
+
+
+def test_the_bundled_tokenizer_is_smollm2(smollm2):
+    tokenizer, table = smollm2
+    prompt = "<|im_start|>user\nHi there, 2 cafés 🙂<|im_end|>\n"
+    encoded = tokenizer.encode(prompt, add_special_tokens=False)
+    assert encoded.tokens[0] == "<|im_start|>"
+    assert encoded.ids[0] == 1
+    assert encoded.ids[-2] == 2
+    assert tokenizer.get_vocab_size() == 49152 == len(table.pieces)
+    assert run(table, encoded.ids, skip_special_tokens=False) == prompt
+    assert table.special == set(range(17))
 
 
 def byte_tokens(table: TokenTable) -> dict[int, int]:
@@ -75,10 +89,30 @@ def test_a_skipped_special_token_does_not_break_a_character(smollm2):
     assert run(table, [first, 1, second], skip_special_tokens=True) == "é"
 
 
+def test_a_character_begun_in_the_prompt_is_completed(smollm2):
+    _, table = smollm2
+    first, second = (byte_tokens(table)[byte] for byte in "é".encode())
+    assert run(table, [second], prompt_ids=[40, first]) == "é"
+
+
 def test_ids_beyond_the_tokenizer_add_nothing(smollm2):
     _, table = smollm2
     assert run(table, [49152, 60000]) == ""
     assert table.token_bytes(60000) == b""
+
+
+def test_token_bytes_are_raw(smollm2):
+    _, table = smollm2
+    assert table.token_bytes(byte_tokens(table)[0xF0]) == b"\xf0"
+    assert table.token_bytes(1) == b"<|im_start|>"
+
+
+def test_a_process_reads_the_same_file_once(tmp_path):
+    shutil.copy(ASSETS / "tokenizer.json", tmp_path)
+    table = token_table(tmp_path)
+    assert token_table(str(tmp_path)) is table
+    save(Tokenizer(models.WordLevel({"cat": 0})), tmp_path)
+    assert token_table(tmp_path) is not table
 
 
 def test_a_missing_or_damaged_tokenizer_is_named(tmp_path):
@@ -131,6 +165,12 @@ def test_an_answer_is_what_it_adds_to_its_prompt(family, answer, prompt, skip):
     assert run(table, ids, prompt_ids=prompt_ids, skip_special_tokens=skip) == whole[len(before) :]
 
 
+@pytest.mark.parametrize("data", [b"\xf0\x9f", b"\xff", b"a\xc3"])
+def test_bytes_that_are_no_character_become_a_replacement(tmp_path, data):
+    table = save(sentencepiece(GEMMA), tmp_path)
+    assert run(table, [12 + byte for byte in data]) == data.decode(errors="replace")
+
+
 WORDS = ["[UNK]", "[CLS]", "the", "cat", "##s", "sat", ".", "##é", "'", "##t"]
 
 
@@ -148,6 +188,18 @@ def test_a_tokenizer_without_a_table_is_asked_over_a_window(wordpiece, ids, prom
     assert table.decode is not None
     before, whole = (tokenizer.decode(x, skip_special_tokens=skip) for x in (prompt_ids, prompt_ids + ids))
     assert run(table, ids, prompt_ids=prompt_ids, skip_special_tokens=skip) == whole[len(before) :]
+
+
+def test_the_window_gives_no_half_characters(smollm2):
+    tokenizer, table = smollm2
+    slow = TokenTable(
+        pieces=(), texts=(), special=table.special, decode=lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip)
+    )
+    singles = byte_tokens(table)
+    pipeline = TextPipeline(slow, prompt_ids=[40])
+    assert [pipeline.push(singles[byte]) for byte in "a🙂b".encode()] == ["a", "", "", "", "🙂", "b"]
+    assert pipeline.push(singles[0xC3]) == ""
+    assert pipeline.finish() == "\ufffd"
 
 
 def test_the_window_neither_waits_nor_grows_without_end(smollm2):
@@ -202,6 +254,21 @@ def test_nothing_is_shown_that_may_be_part_of_a_stop_string_and_nothing_else_hel
         assert len(shown) == min([*starts, *inside, len(seen)])
 
 
+def test_an_earlier_match_still_open_wins_when_it_completes():
+    matcher = StopMatcher(["abcd", "bc"], include_stop=False)
+    assert matcher.push("xabc") == "x"
+    assert matcher.stopped is None
+    assert matcher.push("d!") == ""
+    assert matcher.stopped == "abcd"
+
+
+def test_a_later_match_counts_when_the_earlier_one_comes_to_nothing():
+    matcher = StopMatcher(["abcd", "bc"], include_stop=True)
+    assert matcher.push("xabc") + matcher.push("e") == "xabc"
+    assert matcher.stopped == "bc"
+    assert matcher.push("more") + matcher.finish() == ""
+
+
 def test_long_and_repetitive_stop_strings_stay_linear():
     matcher = StopMatcher(["a" * 20_000 + "b"], include_stop=False)
     released = "".join(matcher.push("aaaa") for _ in range(10_000))
@@ -210,6 +277,24 @@ def test_long_and_repetitive_stop_strings_stay_linear():
 
 
 # -- both together -------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(17, 49151), max_size=30), st.lists(st.text(" aeiou\ufffd", max_size=2), max_size=3), st.booleans())
+def test_the_pipeline_cuts_the_decoded_text(smollm2, ids, stop, include):
+    tokenizer, table = smollm2
+    assert run(table, ids, stop=stop, include_stop=include) == cut(tokenizer.decode(ids), stop, include)[0]
+
+
+@given(st.lists(st.integers(0, 49151), max_size=30), st.integers(0, 30), st.lists(st.text(" aeiou", max_size=2), max_size=3))
+def test_a_replayed_prefix_leads_to_the_same_text(smollm2, ids, split, stop):
+    _, table = smollm2
+    through, replayed = (TextPipeline(table, prompt_ids=[5], stop=stop) for _ in range(2))
+    expected = [through.push(i) for i in ids]
+    for i in ids[:split]:
+        replayed.push(i)
+    assert [replayed.push(i) for i in ids[split:]] == expected[split:]
+    assert replayed.finish() == through.finish()
+    assert replayed.stopped == through.stopped
 
 
 def test_stop_strings_wait_for_the_minimum_of_tokens(smollm2):
@@ -265,3 +350,7 @@ def write(folder: Path, files: FILES) -> Path:
 )
 def test_it_is_found(tmp_path: Path, files: FILES, expected: int) -> None:
     assert first_token(write(tmp_path, files), vocab_size=100) == expected
+
+
+def test_a_vocabulary_of_one_token_has_only_that() -> None:
+    assert first_token("/nowhere", vocab_size=1) == 0

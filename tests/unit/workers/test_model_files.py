@@ -115,6 +115,13 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_file_of_the_model_is_used_where_there_is_one(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert tokenizer_folder(str(model), None, lambda: pytest.fail("not needed"), environ=environ) == model
+    assert not (tmp_path / "cache").exists()
+
+
 def test_the_engines_tokenizer_is_written_with_the_templates_of_the_model(
     model: Path, own: SimpleNamespace, tmp_path: Path
 ) -> None:
@@ -132,6 +139,19 @@ def test_the_engines_tokenizer_is_written_with_the_templates_of_the_model(
     assert files["tokenizer_config.json"] == b'{"eos_token": "<end>"}'
     assert not (model / "tokenizer.json").exists(), "the model's folder stays as it is"
     assert (tmp_path / "cache" / "headrace" / "tokenizers").stat().st_mode & 0o077 == 0
+
+
+def test_the_same_tokenizer_is_written_once_and_another_template_makes_another(
+    model: Path, own: SimpleNamespace, tmp_path: Path
+) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    first = tokenizer_folder(str(model), None, lambda: own, environ=environ)
+    before = (first / "tokenizer.json").stat().st_mtime_ns
+    assert tokenizer_folder(str(model), None, lambda: own, environ=environ) == first
+    assert (first / "tokenizer.json").stat().st_mtime_ns == before
+    (model / "chat_template.jinja").write_text("{{ other }}")
+    assert tokenizer_folder(str(model), None, lambda: own, environ=environ) != first
+    assert len(list((tmp_path / "cache" / "headrace" / "tokenizers").iterdir())) == 2, "nothing half is left"
 
 
 @pytest.mark.parametrize("own", [None, SimpleNamespace()])
@@ -164,10 +184,18 @@ def test_a_folder_of_pickles_is_refused(tmp_path: Path, pickle: str) -> None:
     assert weight_format(model, {"load_format": "auto"}) == {}
 
 
+def test_pickles_beside_safetensors_are_not_read(tmp_path: Path) -> None:
+    assert weight_format(folder(tmp_path, "model.safetensors", "pytorch_model.bin"), {}) == SAFE
+
+
 def test_an_engine_fetches_safetensors_only_from_a_hub() -> None:
     assert weight_format("Qwen/Qwen3-0.6B", {}) == SAFE
     assert weight_format("Qwen/Qwen3-0.6B", {"load_format": None}) == SAFE
     assert weight_format("Qwen/Qwen3-0.6B", {"load_format": "dummy"}) == {}
+
+
+def test_mistrals_own_files_are_read_as_such(tmp_path: Path) -> None:
+    assert weight_format(folder(tmp_path, "consolidated.safetensors"), {}) == {"load_format": "mistral"}
 
 
 def test_gguf_is_left_to_the_engine(tmp_path: Path) -> None:
@@ -175,3 +203,7 @@ def test_gguf_is_left_to_the_engine(tmp_path: Path) -> None:
     assert weight_format(str(tmp_path / "model.gguf"), {}) == {}
     assert weight_format("org/model:Q4_K_M", {}) == {}
     assert weight_format("s3://bucket/model", {}) == {}
+
+
+def test_a_folder_without_weights_is_left_to_the_engine_which_names_what_is_missing(tmp_path: Path) -> None:
+    assert weight_format(folder(tmp_path), {}) == SAFE

@@ -80,6 +80,23 @@ async def test_a_prefill_engine_that_offers_blocks_also_offers_those_of_a_long_p
     assert engine.released == [offered.id]
 
 
+async def test_a_prefill_engine_that_meets_others_in_a_room_computes_a_prompt_with_nobody_in_it() -> None:
+    engine = await warmed(Engine(DisaggStyle.RENDEZVOUS), role=Role.PREFILL)
+    assert [one.handover for one in engine.taken] == [None]
+
+
+async def test_no_warm_up_is_longer_than_half_of_the_context() -> None:
+    (taken,) = (await warmed(Engine(), replace(INFO, context_length=20))).taken
+    assert len(taken.token_ids) == 10
+
+
+async def test_an_engine_of_vectors_makes_one() -> None:
+    engine = await warmed(Engine(), replace(INFO, kinds=("embedding",)))
+    assert engine.taken == []
+    (item,) = engine.pooled
+    assert (item.task, item.token_ids[0]) == ("embed", BEGIN)
+
+
 async def test_a_warm_up_that_fails_ends_the_start_with_the_reason() -> None:
     engine = Engine()
     engine.fault = Fault("engine_error", "no kernel for this", retriable=True)

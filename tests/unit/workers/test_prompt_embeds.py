@@ -48,6 +48,21 @@ def test_a_tensor_is_read():
     assert (tensor.dtype, tensor.shape, numbers(tensor)) == ("float32", (2, 3), [0, 1, 2, 3, 4, 5])
 
 
+def test_a_part_of_a_tensor_is_read_from_where_it_begins():
+    tensor = read_tensor(file(pickled((1, 3), (3, 1), offset=2)), param="p")
+    assert numbers(tensor) == [2, 3, 4]
+
+
+def test_the_stride_of_a_dimension_of_one_means_nothing():
+    assert read_tensor(file(pickled((1, 6), (99, 1))), param="p").shape == (1, 6)
+
+
+@pytest.mark.parametrize(("storage", "dtype"), [(b"HalfStorage", "float16"), (b"BFloat16Storage", "bfloat16")])
+def test_half_precision_is_read(storage, dtype):
+    tensor = read_tensor(file(pickled((3, 4), (4, 1), storage=storage)), param="p")
+    assert (tensor.dtype, len(tensor.data)) == (dtype, 24)
+
+
 def test_a_matrix_may_be_a_batch_of_one_and_nothing_else():
     assert read_matrix(file(pickled((1, 2, 3), (6, 3, 1))), param="p").shape == (2, 3)
     for shape, strides in (((6,), (1,)), ((2, 1, 3), (3, 3, 1)), ((0, 3), (3, 1))):
@@ -89,6 +104,23 @@ def test_anything_else_is_refused_and_never_called(given, why, capsys):
         read_tensor(given, param="prompt_embeds")
     assert caught.value.param == "prompt_embeds"
     assert capsys.readouterr().out == ""
+
+
+def test_a_name_where_a_type_belongs_is_refused():
+    place = b"((X\x07\x00\x00\x00storageX\x01\x00\x00\x00aX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x0ctQ"
+    crafted = b"\x80\x02" + GLOBAL + place + b"K\x00" + tuple_of(2, 3) + tuple_of(3, 1) + b"\x89" + HOOKS + b"tR."
+    with pytest.raises(RequestInvalid, match="not one plain tensor"):
+        read_tensor(file(crafted), param="p")
+
+
+def test_numbers_beyond_any_memory_are_refused():
+    huge = b"\x8a\x09" + (1 << 65).to_bytes(9, "little")
+    crafted = pickled((2, 3), (3, 1)).replace(b"K\x00" + tuple_of(2, 3), b"K\x00" + b"(" + huge + b"J\x00\x00\x00\x00t")
+    with pytest.raises(RequestInvalid):
+        read_tensor(file(crafted), param="p")
+    offset = pickled((2, 3), (3, 1)).replace(b"tQK\x00", b"tQ" + huge)
+    with pytest.raises(RequestInvalid):
+        read_tensor(file(offset), param="p")
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.workers.errors import ModelSourceRefused
@@ -48,6 +50,22 @@ def test_rules_allow_kinds_and_what_lies_below_places(rules: list[str], model: s
         return
     with pytest.raises(ModelSourceRefused, match=r"not allowed here; worker\.model_sources allows"):
         check_model_source(model, rules)
+
+
+def test_a_folder_beside_the_process_is_a_folder_and_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    with pytest.raises(ModelSourceRefused, match=str(tmp_path)):
+        check_model_source("Qwen/Qwen3-0.6B", ["hf://Qwen"])
+
+
+def test_a_link_out_of_an_allowed_folder_is_refused(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    with pytest.raises(ModelSourceRefused, match=str(outside)):
+        check_model_source(str(inside / "link"), [str(inside)])
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,12 @@ async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:
     ]
 
 
+async def test_a_worker_with_the_same_parsers_says_nothing() -> None:
+    with structlog.testing.capture_logs() as logs:
+        await register_card(Shelf(card(ParserChoice("hermes"))), Subjects("x"), card(ParserChoice("hermes")), {})  # type: ignore[arg-type]
+    assert logs == []
+
+
 class Leases:
     """The bucket of leases, with one worker."""
 
@@ -137,6 +143,12 @@ async def test_only_a_fleet_may_have_longer_blocks_and_only_a_multiple_of_the_po
         return
     with pytest.raises(RegistrationRefused, match="has block size 32, this worker's engine has"):
         await register_card(messaging, Subjects(), wanted, {}, engine_block=engine_block)
+
+
+def test_the_first_fleet_of_a_model_may_say_which_blocks_all_count_by() -> None:
+    settings = WorkerSettings(engine="sim", model="m", fleet="long", pool_block=8)
+    assert build_card(settings, "m", INFO, {}, ParserChoice()).block_size == 8
+    assert build_member(settings, "w", card(ParserChoice()), INFO, Capabilities()).block_size == 32
 
 
 @pytest.mark.parametrize(("fleet", "pool_block", "named"), [("long", 12, "must divide"), ("", 8, "give this worker a fleet")])

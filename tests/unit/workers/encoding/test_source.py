@@ -59,3 +59,10 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
     assert kept.get("a") == b"1"
     kept.put("c", b"3")
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == (b"1", None, b"3")
+
+
+def test_what_is_larger_than_everything_drops_nothing() -> None:
+    kept = KeptEmbeddings(most_bytes=2)
+    kept.put("a", b"1")
+    kept.put("b", b"222")
+    assert (kept.get("a"), kept.get("b")) == (b"1", None)

@@ -14,6 +14,23 @@ from headrace.workers.kv.feed import BatchReader, cached_tokens, tier_of
 CHAIN = [10, 20, 30, 40, 50, 60, 70, 80]
 
 
+def test_whole_blocks_are_counted_up_to_the_first_that_is_missing() -> None:
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 40}) == 32
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={20, 30}) == 0
+
+
+def test_at_least_a_token_is_left_to_be_computed() -> None:
+    assert cached_tokens(CHAIN, 128, block_size=16, cache={*CHAIN}) == 112
+    assert cached_tokens(CHAIN, 129, block_size=16, cache={*CHAIN}) == 128
+    assert cached_tokens(CHAIN, 128, block_size=16, cache={*CHAIN}, engine_block=64) == 64
+
+
+def test_a_part_of_a_block_of_the_engine_is_of_no_use() -> None:
+    """A prompt that leaves another in the middle of the engine's block shares the first blocks of the pool in it."""
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 30, 40, 50, 60}, engine_block=64) == 64
+    assert cached_tokens(CHAIN, 1000, block_size=16, cache={10, 20, 30}, engine_block=64) == 0
+
+
 def test_of_an_engine_whose_blocks_are_no_multiple_nothing_is_known() -> None:
     assert cached_tokens(CHAIN, 1000, block_size=16, cache={*CHAIN}, engine_block=24) == 0
     assert cached_tokens(CHAIN, 1000, block_size=0, cache={*CHAIN}, engine_block=16) == 0
@@ -58,3 +75,9 @@ def test_an_unreadable_batch_clears_what_is_known(payload: bytes) -> None:
     batch = reader.read(7, payload)
     assert ([found.kind for found in batch], batch.partial) == (["cleared"], True)
     assert counter._value.get() == before + 1
+
+
+def test_without_a_medium_a_block_is_on_the_device_and_unknown_ones_are_named() -> None:
+    assert tier_of(None, TIERS) == "device"
+    with pytest.raises(ValueError, match="'TAPE' is unknown; known: GPU, CPU"):
+        tier_of("TAPE", TIERS)

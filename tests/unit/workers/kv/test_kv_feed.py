@@ -88,6 +88,14 @@ async def feeding(engine: Any = None) -> AsyncIterator[Bench]:
         await asyncio.wait([task])
 
 
+async def test_what_is_cached_at_the_start_is_the_first_change():
+    engine = FakeEngine()
+    engine.make(1)
+    async with feeding(engine) as bench:
+        await bench.until_held({name(1)})
+        assert bench.changes[0].stored == {"device": [name(1)]}
+
+
 async def test_lost_and_late_batches_are_put_in_order():
     async with feeding() as bench:
         batches = [bench.engine.make(n) for n in range(6)]

@@ -123,6 +123,13 @@ async def test_nothing_is_said_before_the_cache_is_known():
         assert bench.publisher.state == "ok"
 
 
+async def test_the_first_message_has_what_was_cached_before():
+    async with running() as bench:
+        bench.store(1, 2)
+        await bench.until_known()
+        assert (bench.reader.next, bench.reader.steps) == (1, 1)
+
+
 async def test_steps_are_merged_while_a_message_is_on_its_way():
     async with running() as bench:
         bench.store(0)
@@ -242,12 +249,44 @@ async def test_those_who_ask_within_a_second_share_a_dump(monkeypatch):
         assert bench.reader.resets == 2
 
 
+async def test_no_step_comes_between_the_parts_of_a_dump():
+    async with running() as bench:
+        bench.stream.max_payload = 1024 + 512 + 8 * 10
+        bench.store(*range(95))
+        await bench.until_known()
+        bench.stream.open.clear()
+        bench.publisher.ask_dump()
+        await bench.until(lambda: len(bench.stream.tries) == 11)
+        bench.store(200)
+        bench.remove(1)
+        bench.stream.open.set()
+        await bench.until_known()
+        assert bench.reader.resets == 1
+        assert bench.reader.next == 10 + 10 + 1
+
+
+def test_what_comes_and_goes_while_it_waits_is_not_told():
+    outbox = Outbox(worker="w", epoch=1)
+    outbox.merge(CacheChange(stored={"device": [1, 2]}))
+    outbox.merge(CacheChange(removed={"device": [1]}))
+    (message,) = outbox.seal({"device": {2}})
+    step = decode(KvStep, message.data)
+    assert (step.worker, step.epoch, step.n, step.cleared) == ("w", 1, 0, False)
+    assert (step.removed, step.stored) == ({}, {"device": (2).to_bytes(8, "little")})
+    assert not outbox
+
+
 def test_many_changes_of_a_small_cache_become_its_inventory():
     outbox = Outbox(worker="w", epoch=1)
     outbox.merge(CacheChange(removed={"device": [*range(100)]}, stored={"host": [7]}))
     (message,) = outbox.seal({"device": set(), "host": {7}})
     step = decode(KvStep, message.data)
     assert (step.cleared, step.removed, list(step.stored)) == (True, {}, ["host"])
+
+
+def test_the_first_message_of_an_epoch_may_say_that_nothing_is_there():
+    (message,) = Outbox(worker="w", epoch=1).seal({})
+    assert decode(KvStep, message.data) == KvStep(worker="w", epoch=1, n=0)
 
 
 def test_messages_keep_to_the_size_they_may_have():
@@ -351,6 +390,12 @@ async def test_every_rank_publishes_and_learns_of_the_lease_and_of_a_dump() -> N
     assert [rank.calls for rank in ranks] == [["run", "gained", "lapsed", "dump"]] * 2
 
 
+def test_the_first_rank_in_trouble_is_told() -> None:
+    assert made(Publisher(), Publisher("failing: disk full")).state == "failing: disk full"
+    assert made(Publisher(), Publisher()).state == "ok"
+    assert made(Publisher(), Publisher(why_not="not yet")).ask_dump() == "not yet"
+
+
 def info(**fields: Any) -> EngineInfo:
     return EngineInfo(
         engine="sim",
@@ -372,6 +417,12 @@ def member(**fields: Any) -> WorkerMember:
 
 def created(about: EngineInfo, of: WorkerMember) -> CacheEvents:
     return create_cache_events(cast("Any", None), Subjects("hr"), cast("Any", None), about, of, pool_block=16)
+
+
+async def test_an_engine_of_one_rank_has_one_publisher_and_one_feed() -> None:
+    events = created(info(), member(kv_events=True))
+    assert isinstance(events.port, KvPublisher)
+    assert (len(events.feeds), len(events.caches), events.tiers()) == (1, 1, [0, 0, 0])
 
 
 async def test_ranks_have_feeds_of_their_own_and_one_port() -> None:

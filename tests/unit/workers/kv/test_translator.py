@@ -55,6 +55,12 @@ class Bench:
         return self.view["device"]
 
 
+def test_a_prompt_gets_the_names_that_an_ingress_gives_it():
+    bench = Bench()
+    change = bench(stored([1, 2, 3], TOKENS[:12]), stored([4, 5], TOKENS[12:], parent=3))
+    assert change.stored == {"device": CHAIN}
+
+
 @pytest.mark.parametrize("options", [{"adapter": "a"}, {"salt": "s"}, {"adapter": "a", "salt": "s"}])
 def test_adapter_and_salt_are_part_of_the_name(options):
     bench = Bench()
@@ -67,6 +73,20 @@ def test_media_are_part_of_the_name():
     bench(stored([1, 2, 3], TOKENS[:12], media=[[(7, 2)], [(7, 0), (9, 3)], [(9, 0)]]))
     spans = [MediaSpan(2, 5, 7), MediaSpan(7, 3, 9)]
     assert bench.device == set(block_chain(TOKENS[:12], SIZE, media=spans))
+
+
+def test_removal_knows_blocks_by_the_engines_hash():
+    bench = Bench()
+    bench(stored([1, 2, 3], TOKENS[:12]))
+    assert bench(removed(2)).removed == {"device": [CHAIN[1]]}
+    assert bench.device == {CHAIN[0], CHAIN[2]}
+
+
+def test_a_step_that_changes_nothing_in_the_end_says_nothing():
+    bench = Bench()
+    bench(stored([1], TOKENS[:4]))
+    assert not bench(removed(1), stored([1], TOKENS[:4]))
+    assert not bench(stored([2], TOKENS[4:8], parent=1), removed(2))
 
 
 def test_copies_on_the_device_are_counted():
@@ -83,11 +103,48 @@ def test_two_hashes_of_one_value_are_counted():
     assert bench(removed(11)).removed == {"device": CHAIN[:1]}
 
 
+def test_a_lower_tier_that_repeats_itself_has_the_block_once():
+    bench = Bench()
+    bench(stored([1], TOKENS[:4], tier="host"), stored([1], TOKENS[:4], tier="host"))
+    assert bench(removed(1, tier="host")).removed == {"host": CHAIN[:1]}
+
+
+def test_a_block_moves_down_the_tiers_by_its_hash_alone():
+    bench = Bench()
+    bench(stored([1, 2], TOKENS[:8]))
+    change = bench(removed(2), stored([2], [], parent=None, tier="host"))
+    assert (change.removed, change.stored) == ({"device": [CHAIN[1]]}, {"host": [CHAIN[1]]})
+
+
+def test_a_lower_tier_that_tells_no_content_waits_for_the_device():
+    bench = Bench()
+    assert not bench(stored([1], [], tier="host"))
+    change = bench(stored([1], TOKENS[:4], salt="tenant"))
+    salted = block_chain(TOKENS[:4], SIZE, salt="tenant")
+    assert change.stored == {"device": salted, "host": salted}
+
+
+def test_the_child_of_a_block_that_has_just_gone_is_still_named():
+    bench = Bench()
+    bench(stored([1], TOKENS[:4]))
+    bench(removed(1))
+    bench(stored([2], TOKENS[4:8], parent=1))
+    assert bench.device == {CHAIN[1]}
+    assert not bench.translator.lost
+
+
 def test_what_is_remembered_of_the_past_is_bounded():
     bench = Bench(blocks=10)
     for n in range(6000):
         bench.translator.apply(KvBatch([stored([n], [n] * SIZE), removed(n)], n))
     assert bench.translator.remembered == 4096
+
+
+def test_an_inventory_may_come_in_any_order():
+    bench = Bench()
+    bench(CLEARED, stored([3], TOKENS[8:12], parent=2), stored([2], TOKENS[4:8], parent=1), stored([1], TOKENS[:4]))
+    assert bench.device == set(CHAIN[:3])
+    assert not bench.translator.lost
 
 
 def test_an_unknown_parent_asks_for_the_cache_to_be_read_anew():
@@ -120,6 +177,14 @@ def test_a_clear_is_told_in_one_word_and_a_new_reading_by_what_differs():
     change = bench(CLEARED)
     assert (change.cleared, change.removed, change.stored) == (True, {}, {})
     assert not bench(CLEARED)
+
+
+def test_a_clear_in_the_middle_of_a_step_counts_from_the_beginning_of_the_step():
+    bench = Bench()
+    bench(stored([1], TOKENS[:4]))
+    change = bench(removed(1), stored([2], TOKENS[4:8], parent=1), CLEARED, stored([1], TOKENS[:4]), stored([9], [1] * 4))
+    assert (change.cleared, change.removed) == (False, {})
+    assert len(change.stored["device"]) == 1
 
 
 def test_a_block_longer_than_the_pools_is_several_blocks():
@@ -155,6 +220,13 @@ def test_a_group_that_comes_first_waits_for_the_one_that_knows_the_content():
     bench(stored([2], TOKENS[:8], group=1, block_size=SIZE), stored([1, 2], TOKENS[:8], group=0))
     assert bench.device == {CHAIN[1]}
     assert bench.translator.anomalies.unplaced == 0
+
+
+def test_groups_stay_known_when_the_cache_is_cleared():
+    bench = Bench()
+    bench(stored([1], TOKENS[:4], group=0), stored([1], TOKENS[:4], group=1))
+    bench(CLEARED, stored([1], TOKENS[:4], group=0))
+    assert not bench.device
 
 
 class Model:

@@ -93,6 +93,15 @@ async def test_batches_come_in_order_after_the_word_that_nothing_is_cached(liste
     assert [batch[0].hashes for batch in seen[1:]] == [[0], [1], [2]]
 
 
+async def test_what_does_not_bear_our_topic_is_not_ours(listener: ZmqKvListener, core: Core) -> None:
+    await met(listener, core)
+    await core.pub.send_multipart((b"", (7).to_bytes(8, "big"), payload(7)))
+    await core.pub.send_multipart((b"someone", (8).to_bytes(8, "big"), payload(8)))
+    await core.publish(0)
+    async with asyncio.timeout(5), aclosing(listener.read()) as batches:
+        assert [(await anext(batches)).number for _ in range(2)] == [-1, 0]
+
+
 async def test_lost_batches_can_be_had_again(listener: ZmqKvListener, core: Core) -> None:
     for number in range(5):
         await core.publish(number, lost=True)
@@ -163,6 +172,12 @@ async def test_the_ports_lie_in_a_row_and_are_reserved_for_replays(tmp_path: Pat
                 taker.bind(("127.0.0.1", port_of(listeners[offset].replay_endpoint)))
     finally:
         listeners.close()
+
+
+async def test_an_engine_with_one_rank_answers_for_lost_batches_on_a_path(tmp_path: Path) -> None:
+    listeners = made(tmp_path, 1)
+    assert listeners[0].replay_endpoint == f"ipc://{tmp_path}/replay"
+    listeners.close()
 
 
 async def test_the_events_of_each_rank_come_to_its_own_reader(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ def test_a_card_that_is_not_right_is_refused(data: bytes) -> None:
         cards.unpack(data)
 
 
+def test_a_newer_card_may_say_more() -> None:
+    assert cards.unpack(changed(more="words")).agent == "lender-1"
+
+
 class FakeDriver:
     """Knows a peer by its metadata, which is its name here."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,6 +64,26 @@ def test_parts_hold_everything_once_within_their_bounds(blocks: tuple[list[int],
         assert part.runs == len(run_starts(part.local, part.remote))
 
 
+@settings(deadline=None)
+@given(many_pairs(), st.integers(1, 9), st.integers(1, 5))
+def test_a_part_ends_only_where_a_bound_makes_it(blocks: tuple[list[int], list[int]], most: int, runs: int) -> None:
+    local, remote = prepared(*blocks)
+    parts = cut(local, remote, block_bytes=1, part_bytes=most, part_runs=runs)
+    for part, following in itertools.pairwise(parts):
+        starts_run = following.local[0] != part.local[-1] + 1 or following.remote[0] != part.remote[-1] + 1
+        assert len(part.local) == most or (part.runs == runs and starts_run)
+
+
+def test_falling_blocks_are_one_run() -> None:
+    local, remote = prepared([9, 8, 7, 6], [29, 28, 27, 26])
+    assert len(run_starts(local, remote)) == 1
+
+
+def test_a_block_larger_than_a_part_is_a_part() -> None:
+    parts = cut(*prepared([0, 1], [0, 1]), block_bytes=1000, part_bytes=10)
+    assert [len(part.local) for part in parts] == [1, 1]
+
+
 @pytest.mark.parametrize("blocks", [[BLOCKS], [-1], [0, BLOCKS + 7], [1 << 40], [1 << 70], [[1, 2]], ["x"]])
 def test_a_number_that_names_no_block_is_refused(blocks: list[int]) -> None:
     with pytest.raises(BadBlocks):
@@ -81,6 +103,11 @@ def test_a_number_that_names_no_block_is_refused(blocks: list[int]) -> None:
 def test_sides_that_do_not_pair_up_are_refused(local: list[int], remote: list[int], into: str) -> None:
     with pytest.raises(BadBlocks):
         prepared(local, remote, into)
+
+
+def test_one_block_may_be_copied_to_several_places() -> None:
+    local, remote = prepared([1, 2], [5, 5])
+    assert (local.tolist(), remote.tolist()) == ([1, 2], [5, 5])
 
 
 def test_blocks_are_apart_writable_and_cover_the_arena() -> None:

@@ -27,6 +27,11 @@ def test_the_only_wheel_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.bindings().wheel == "nixl_cu12"
 
 
+def test_among_several_wheels_nixl_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "nixl_cu12", "nixl_cu13")
+    assert driver.bindings() == "nixl"
+
+
 def test_without_nixl_the_start_fails_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "nixl", None)

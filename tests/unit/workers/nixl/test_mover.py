@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.workers.nixl import mover
 from headrace.workers.nixl.descriptors import BlocksBusy, DescriptorRun, DriverFailed, PeerGone
 from headrace.workers.nixl.driver import Status
-from headrace.workers.nixl.mover import TURN_S, Transfer, TransferJob, TransferQueue
+from headrace.workers.nixl.mover import MOST_POSTED, TURN_S, Transfer, TransferJob, TransferQueue
 
 MOVING, DONE = Status.MOVING, Status.DONE
 
@@ -111,6 +111,14 @@ def test_a_transfer_is_done_when_all_its_parts_are(world: World) -> None:
     assert sorted(world.posts.released) == [1, 2, 3]
 
 
+def test_an_end_is_told_once_and_counts_as_active_until_then(world: World) -> None:
+    world.posts.on_post = DONE
+    transfer = world.start()
+    assert (transfer.state, world.mover.active) == ("done", 1)
+    assert world.poll() == [transfer]
+    assert (world.poll(), world.mover.active) == ([], 0)
+
+
 def test_a_call_posts_for_one_turn_only(world: World) -> None:
     world.posts.on_post, world.posts.post_takes_s = DONE, TURN_S / 2
     transfer = world.start(6)
@@ -120,6 +128,26 @@ def test_a_call_posts_for_one_turn_only(world: World) -> None:
     world.poll()
     world.poll()
     assert transfer.state == "done"
+
+
+def test_transfers_take_turns(world: World) -> None:
+    world.posts.on_post, world.posts.post_takes_s = DONE, TURN_S
+    transfers = [world.start(3), world.start(3)]
+    world.poll()
+    world.poll()
+    assert len(world.posts.states) == 4
+    world.poll()
+    assert [transfer.state for transfer in transfers].count("done") <= 1
+    world.poll()
+    assert [transfer.state for transfer in transfers] == ["done", "done"]
+
+
+def test_no_more_than_so_many_parts_are_under_way(world: World) -> None:
+    world.start(MOST_POSTED + 5)
+    assert len(world.posts.states) == MOST_POSTED
+    world.posts.end()
+    world.poll()
+    assert len(world.posts.states) == MOST_POSTED + 5
 
 
 def test_a_late_transfer_fails_and_settles_only_when_its_parts_have_ended(world: World) -> None:
@@ -142,11 +170,28 @@ def test_a_late_transfer_fails_and_settles_only_when_its_parts_have_ended(world:
     world.mover.check_free(np.array([1], dtype=np.int32))
 
 
+def test_a_late_transfer_posts_nothing_more(world: World) -> None:
+    transfer = world.start(MOST_POSTED + 1, deadline_s=1.0)
+    world.posts.now_s = 1.0
+    world.posts.end()
+    world.poll()
+    assert len(world.posts.states) == MOST_POSTED
+    assert (transfer.reason, transfer.settled) == ("deadline", True)
+
+
 def test_a_deadline_within_a_turn_counts(world: World) -> None:
     world.posts.on_post, world.posts.post_takes_s = DONE, TURN_S / 8
     transfer = world.start(4, deadline_s=TURN_S / 4)
     assert len(world.posts.states) == 2
     assert (transfer.state, transfer.reason, transfer.settled) == ("failed", "deadline", True)
+
+
+def test_a_transfer_that_was_complete_at_its_deadline_is_done(world: World) -> None:
+    transfer = world.start(deadline_s=1.0)
+    world.posts.now_s = 5.0
+    world.posts.end()
+    world.poll()
+    assert transfer.state == "done"
 
 
 def test_a_lost_peer_is_told_and_blamed(world: World) -> None:
@@ -184,6 +229,17 @@ def test_the_finish_comes_after_all_parts_and_can_fail(world: World) -> None:
     world.poll()
     assert seen == [2]
     assert (transfer.state, transfer.reason, transfer.settled) == ("failed", "peer_gone", True)
+
+
+def test_giving_up_a_peer_leaves_the_others_alone(world: World) -> None:
+    gone, other = world.start(peer="a"), world.start(peer="b", first=5)
+    world.mover.fail_peer("a", "forgotten", "forgotten")
+    assert (gone.reason, other.state) == ("forgotten", "active")
+    assert world.mover.unsettled_with("a")
+    assert not world.mover.unsettled_with("b")
+    world.posts.end()
+    assert world.poll() == [gone, other]
+    assert not world.mover.unsettled_with("a")
 
 
 def test_metrics_tell_bytes_ends_and_what_is_unsettled(world: World) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.jobs import OutputParts
+from headrace.broker.jobs import Call, OutputParts
 from headrace.broker.messages.frames import Part
 from headrace.broker.messages.requests import Generation, Parsing
 from headrace.workers.errors import RequestInvalid
@@ -32,6 +32,23 @@ def test_reasoning_content_and_calls_are_told_apart() -> None:
     assert [(call.name, call.arguments) for call in whole.calls] == [("get_weather", '{"city": "Bonn"}')]
 
 
+def test_a_whole_answer_comes_at_the_end_in_as_few_parts_as_it_has() -> None:
+    parsers = BuiltinParsers(TABLE, tool="hermes", reasoning="think")
+    parser = parsers.plan(Parsing(tools=[WEATHER], whole=True), Generation(token_ids=b""), [1]).parser("r1", 0)
+    assert [parser.push(token, TABLE.token_bytes(token).decode()) for token in ids_of(ANSWER)] == [[]] * len(ids_of(ANSWER))
+    assert [part.kind for part in parser.finish(None, "")] == ["reasoning", "content", "tool"]
+
+
+def test_ids_of_calls_depend_on_request_choice_and_place_only() -> None:
+    twice = ANSWER + ANSWER[ANSWER.index("<tool_call>") :]
+    first, again = (said(parts_for(twice, Parsing(tools=[WEATHER]))) for _ in range(2))
+    other = said(parts_for(twice, Parsing(tools=[WEATHER]), choice=1))
+    ids = [call.id for call in first.calls]
+    assert ids == [call.id for call in again.calls]
+    assert len({*ids, *(call.id for call in other.calls)}) == 4
+    assert all(call_id.startswith("call_") for call_id in ids)
+
+
 def test_hidden_reasoning_is_left_out_and_still_counted() -> None:
     parsers = BuiltinParsers(TABLE, reasoning="think")
     parser = parsers.plan(Parsing(reasoning=False), Generation(token_ids=b""), [1]).parser("r1", 0)
@@ -39,6 +56,10 @@ def test_hidden_reasoning_is_left_out_and_still_counted() -> None:
     parts = [part for token in ids for part in parser.push(token, TABLE.token_bytes(token).decode())]
     assert said(parts + parser.finish(None, "")) == OutputParts(content="three")
     assert parser.reasoning_tokens() > 0
+
+
+def test_reasoning_that_the_prompt_has_opened_goes_on_in_the_answer() -> None:
+    assert said(parts_for("hm</think>ok", Parsing(), prompt="<think>\n")) == OutputParts(content="ok", reasoning="hm")
 
 
 def test_only_the_first_call_comes_out_when_there_may_be_one() -> None:
@@ -110,3 +131,7 @@ def test_the_reason_of_the_end_is_what_vllms_server_says(
     choice: Any, whole: bool, called: bool, reason: Any, told: str
 ) -> None:
     assert finish_reason(Parsing(tools=[WEATHER], choice=choice, whole=whole), reason, called=called) == told
+
+
+def test_calls_with_ids_survive_being_put_together() -> None:
+    assert said([Part("tool", "{", 0, "a", "f"), Part("tool", "}", 0)]).calls == [Call("a", "f", "{}")]

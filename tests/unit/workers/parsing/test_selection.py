@@ -104,6 +104,12 @@ def test_what_is_named_is_used_and_auto_asks_the_model() -> None:
     assert brand.asked == ["m"]
 
 
+def test_none_asks_nobody() -> None:
+    brand = Paper(Traits(frozenset({"mistral"}), "[TOOL_CALLS]"))
+    assert choose(brand, tool="none", reasoning="none", model="m", args={}) == ParserChoice()
+    assert brand.asked == []
+
+
 def test_a_family_that_the_engine_does_not_know_has_no_parser() -> None:
     chosen = choose(Paper(Traits(frozenset({"gpt_oss"}))), tool="auto", reasoning="auto", model="m", args={})
     assert (chosen.tool, chosen.reasoning) == (None, None)

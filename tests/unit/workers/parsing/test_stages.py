@@ -12,6 +12,33 @@ from headrace.broker.jobs import Call, OutputParts
 from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
 from tests.support.parsing_pieces import cut, cuts, said
 
+FRAGMENTS = st.sampled_from(
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        "</",
+        "<",
+        "\n",
+        " ",
+        '{"name": "f", "arguments": {"x": [1, "a}"]}}',
+        '{"arguments": {"y": "\\"</tool\\""}, "name": "g"}',
+        '{"name": 3}',
+        "[",
+        "]",
+        ",",
+        '{"name": "f", "parameters": {"z": null}}',
+        '{"name": "f", "param',
+        "{",
+        "}",
+        '"',
+        "Grüße 🌊",
+    ]
+)
+TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
+
 
 def new_id(index: int) -> str:
     return f"id{index}"
@@ -32,6 +59,17 @@ def stages(opened: bool = False) -> dict[str, Stage]:
     }
 
 
+@given(text=TEXTS, at=cuts, opened=st.booleans(), name=st.sampled_from(sorted(stages())))
+def test_pieces_make_no_difference(text: str, at: list[int], opened: bool, name: str) -> None:
+    assert run(stages(opened)[name], cut(text, at)) == run(stages(opened)[name], [text])
+
+
+@given(text=TEXTS, at=cuts)
+def test_without_marks_everything_is_content(text: str, at: list[int]) -> None:
+    text = text.replace("<", "(")
+    assert run(Think(Hermes(new_id), opened=False), cut(text, at)) == OutputParts(content=text)
+
+
 @given(
     city=st.text(),
     before=st.text(alphabet=st.characters(exclude_characters="<")),
@@ -43,11 +81,23 @@ def test_a_call_comes_out_with_the_arguments_as_written(city: str, before: str, 
     assert run(Hermes(new_id), cut(text, at)) == OutputParts(content=before, calls=[Call("id0", "get_weather", arguments)])
 
 
+def test_arguments_come_as_they_are_written() -> None:
+    stage = Hermes(new_id)
+    stage.push('<tool_call>{"name": "f", "arguments": {"x": ')
+    assert [part.text for part in stage.push("1")] == ["1"]
+
+
 def test_several_calls_are_numbered_and_text_between_them_is_dropped() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert run(Hermes(new_id), [f"ok{call} and \n{call}, done"]) == OutputParts(
         content="ok", calls=[Call("id0", "f", "{}"), Call("id1", "f", "{}")]
     )
+
+
+def test_arguments_before_the_name_wait_for_it() -> None:
+    assert run(Hermes(new_id), ['<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>']).calls == [
+        Call("id0", "f", '{"x": 1}')
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +112,10 @@ def test_several_calls_are_numbered_and_text_between_them_is_dropped() -> None:
 )
 def test_what_is_no_call_comes_out_as_it_was_written(text: str) -> None:
     assert run(Hermes(new_id), [text]) == OutputParts(content=text)
+
+
+def test_a_call_that_breaks_off_keeps_what_there_was() -> None:
+    assert run(Hermes(new_id), ['<tool_call>{"name": "f", "arguments": {"x": "ab']).calls == [Call("id0", "f", '{"x": "ab')]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +140,10 @@ def test_reasoning_is_what_stands_between_the_marks(opened: bool, text: str, rea
 def test_a_required_list_becomes_calls(at: list[int]) -> None:
     text = ' [ {"name": "f", "parameters": {"x": "]"}}, {"name":"g","parameters":{}} ]\n'
     assert run(Required(new_id), cut(text, at)) == OutputParts(calls=[Call("id0", "f", '{"x": "]"}'), Call("id1", "g", "{}")])
+
+
+def test_what_is_no_list_of_calls_says_nothing() -> None:
+    assert run(Required(new_id), ["I would rather not [{"]) == OutputParts()
 
 
 @given(at=cuts)

@@ -61,6 +61,13 @@ async def test_others_have_their_turn_while_a_long_answer_is_replayed() -> None:
         assert [(call.name, call.arguments) for call in said.calls] == [("get_weather", '{"city": "Bonn"}')]
 
 
+async def test_a_short_one_goes_to_the_engine_at_once() -> None:
+    async with running() as bench:
+        await bench.settle()
+        await bench.start(roomy(), emitted=[SAID[:INLINE]])
+        assert bench.engine.taken
+
+
 async def test_one_that_is_stopped_meanwhile_never_reaches_the_engine() -> None:
     async with running() as bench:
         await bench.settle()

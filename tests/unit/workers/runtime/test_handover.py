@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from headrace.broker.messages.requests import Generation, PrefillDecision
 from headrace.workers.engine import DisaggStyle, Role
-from headrace.workers.runtime.decode_side import HandoverDeps
+from headrace.workers.runtime.decode_side import HandoverDeps, pick
 from headrace.workers.runtime.handover import HandoverCoordinator, Situation, decide
 from headrace.workers.runtime.prefill_side import PrefixLender
 from headrace.workers.settings import WorkerSettings
@@ -49,6 +50,11 @@ def test_what_is_cached_here_is_not_fetched(routed: PrefillDecision | None) -> N
 @pytest.mark.parametrize("routed", [None, REMOTE])
 def test_nobody_there_means_here(routed: PrefillDecision | None) -> None:
     assert decided(routed, peers=frozenset(), mode="always").reason == "no_prefill_worker"
+
+
+def test_a_chosen_prefill_worker_that_is_gone_is_replaced_by_any() -> None:
+    decision = decided(REMOTE, peers=frozenset({"p2"}))
+    assert (decision.remote, decision.worker) == (True, "")
 
 
 @pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL])
@@ -109,3 +115,14 @@ def test_structured_output_is_begun_here_if_the_prefill_side_would_sample_its_fi
 )
 def test_what_another_worker_cannot_compute_is_named(asked: dict[str, Any], reason: str) -> None:
     assert coordinator_decided(msgspec.structs.replace(Generation(token_ids=b""), **asked)) == PrefillDecision(reason=reason)
+
+
+def test_of_those_that_have_the_adapter_the_given_source_chooses() -> None:
+    able = [SimpleNamespace(worker=name) for name in "abcd"]
+    peers = [*able, SimpleNamespace(worker="without")]
+    state = random.getstate()
+    drawn = [[pick(able, peers, rng) for _ in range(20)] for rng in (random.Random(1), random.Random(1))]  # type: ignore[arg-type]
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) == set("abcd")
+    assert random.getstate() == state, "nobody else's numbers are touched"
+    assert pick(able, able, random.Random(1)) == pick([], peers, random.Random(1)) == ""  # type: ignore[arg-type]

@@ -35,6 +35,17 @@ async def test_they_come_with_the_end_of_every_choice():
         assert [bench.session.fins[n].prompt_logprobs for n in (0, 1)] == [SCORES, SCORES]
 
 
+async def test_emitted_tokens_of_an_earlier_run_are_not_the_prompt():
+    async with running() as bench:
+        allow(bench, 10_000)
+        await bench.start(asked(), emitted=[[11, 12]])
+        (sequence,) = bench.engine.taken
+        assert sequence.token_ids == [*PROMPT, 11, 12]
+        more = [TokenLogprob(token, b"y", -2.0) for token in (11, 12)]
+        bench.step(Output(sequence.id, [1], finish="length", prompt_logprobs=[*SCORES, *more]))
+        assert bench.session.fins[0].prompt_logprobs == SCORES
+
+
 async def test_an_answer_that_lost_them_with_its_worker_is_no_answer():
     async with running() as bench:
         allow(bench, 10_000)

@@ -27,6 +27,7 @@ ANSWER = (
     '<tool_call>{"name": "get_weather", "arguments": {"city": "Köln"}}</tool_call>'
 )
 EOS = 2
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 class PartsSession(FakeSession):
@@ -104,6 +105,12 @@ async def test_an_answer_is_taken_apart() -> None:
     assert 0 < fin.reasoning_tokens < fin.completion_tokens == len(IDS)
 
 
+async def test_parts_come_while_the_answer_is_made() -> None:
+    texts = (await answered(IDS)).texts[0]
+    assert sum(isinstance(text, list) for text in texts) > 5
+    assert all(isinstance(text, list) or text == "" for text in texts)
+
+
 @pytest.mark.parametrize("step", [2, 3, 7, 1000])
 async def test_how_the_engine_cuts_its_output_makes_no_difference(step: int) -> None:
     one, other = await answered(IDS), await answered(IDS, step=step)
@@ -119,6 +126,12 @@ async def test_a_resumed_answer_goes_on_where_it_stood_after_every_token(parsing
         assert finished(rest) == finished(complete)
 
 
+async def test_a_whole_answer_comes_with_its_end() -> None:
+    session = await answered(IDS, parsing=Parsing(tools=[WEATHER], whole=True))
+    assert set(map(str, session.texts[0])) == {""}
+    assert [part.kind for part in parts_of([finished(session).tail])] == ["reasoning", "content", "tool", "tool"]
+
+
 async def test_stop_strings_count_before_anything_is_taken_apart() -> None:
     async with running() as bench:
         await bench.start(asking(stop=["</tool_call>"]))
@@ -132,12 +145,40 @@ async def test_stop_strings_count_before_anything_is_taken_apart() -> None:
         assert bench.engine.aborted == [sequence]
 
 
+async def test_what_the_parsers_need_is_asked_of_the_engine() -> None:
+    async with running() as bench:
+        await bench.start(asking(Parsing(tools=[WEATHER], choice=NAMED)))
+        assert bench.engine.taken[0].guided == {"json": WEATHER["function"]["parameters"]}
+
+
+async def test_special_tokens_reach_the_parser() -> None:
+    class Marked:
+        """Says that it needs them."""
+
+        def plan(self, parsing: Any, generation: Any, prompt_ids: Any) -> Any:
+            plan = BuiltinParsers(TABLE).plan(Parsing(), generation, prompt_ids)
+            plan.requirements = ParseRequirements(skip_special_tokens=False)
+            return plan
+
+    async with running(Marked()) as bench:
+        await bench.start(asking())
+        bench.step(Output(bench.engine.taken[0].id, [1], finish="length"))
+        assert bench.session.said().content == "<|im_start|>"
+
+
 async def test_a_forced_call_cannot_be_resumed_in_the_middle() -> None:
     async with running() as bench:
         await bench.start(asking(Parsing(tools=[WEATHER], choice="required")), emitted=[ids_of("[{")])
         assert [fault.code for fault in bench.session.failed] == ["resume_impossible"]
         assert bench.session.failed[0].retriable
         assert bench.engine.taken == []
+
+
+async def test_a_forced_call_of_which_nothing_was_given_out_begins_again() -> None:
+    async with running() as bench:
+        await bench.start(asking(Parsing(tools=[WEATHER], choice="required")), emitted=[[]])
+        assert bench.session.failed == []
+        assert len(bench.engine.taken) == 1
 
 
 async def test_a_request_that_cannot_be_taken_apart_is_refused() -> None:

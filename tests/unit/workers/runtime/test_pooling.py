@@ -128,6 +128,15 @@ async def test_every_input_is_one_choice_and_ends_by_itself() -> None:
         assert b.session.computed == [10]
 
 
+async def test_inputs_that_end_together_leave_in_one_flush() -> None:
+    async with bench() as b:
+        await b.start(1, 1, 1, 1)
+        before = b.session.flushes
+        b.engine.finish(0, 1, 2, 3)
+        await settle()
+        assert b.session.flushes == before + 1
+
+
 async def test_a_resumed_job_runs_only_what_has_no_end() -> None:
     async with bench() as b:
         await b.start(1, 2, 3, 4, finished=[0, 2])

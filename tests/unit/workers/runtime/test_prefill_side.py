@@ -80,11 +80,22 @@ def test_media_of_a_job_come_with_the_request_that_an_encode_worker_is_told_of(s
     assert origin == MediaOrigin("i", spill)
 
 
+def test_a_text_needs_no_encode_worker() -> None:
+    assert given(emitted=[])[1] is None
+
+
 def test_a_token_that_is_thrown_away_costs_no_sampling() -> None:
     sequence = submitted(emitted=[])
     sampling = sequence.sampling
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.stop_token_ids) == (1, 0, None, [])
     assert sequence.logprobs is None
+
+
+def test_a_token_that_is_the_answers_first_is_sampled_as_asked() -> None:
+    sequence = submitted(emitted=[], prefill_samples=True)
+    sampling = sequence.sampling
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.stop_token_ids) == (1, 1, 8, [5])
+    assert (sampling.temperature, sampling.logit_bias, sequence.logprobs) == (0.7, {1: 2.0}, 2)
 
 
 def test_the_tokens_that_an_answer_must_have_are_those_still_missing() -> None:

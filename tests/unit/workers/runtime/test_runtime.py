@@ -25,6 +25,18 @@ def test_what_the_engine_tells_of_a_rank_is_added_to_what_runs_there() -> None:
     assert (second.running, second.waiting, second.step_decodes) == (1, 3, 4)
 
 
+def test_an_engine_that_tells_nothing_of_ranks_shares_out_evenly() -> None:
+    loads = rank_loads(RANKS, Load(blocks_total=100, blocks_used=40, queued_prefill_tokens=600), {0: 8})
+    assert [(load.blocks_total, load.blocks_used, load.queued_prefill_tokens) for load in loads] == [
+        (50, 20, 308),
+        (50, 20, 300),
+    ]
+
+
+def test_a_worker_with_one_rank_reports_none() -> None:
+    assert rank_loads([], Load(blocks_total=100), {}) == []
+
+
 class Folder(AdapterFolder):
     """Notes that it was closed."""
 
@@ -88,6 +100,13 @@ async def test_a_folder_that_the_engine_refuses_is_let_go() -> None:
         await bench.adapters().load("sql", "a")
     assert bench.folders[0].closed
     assert bench.held == 0
+
+
+async def test_files_that_are_not_there_never_reach_the_engine() -> None:
+    bench = Bench()
+    with pytest.raises(AdapterFilesError):
+        await bench.adapters().load("sql", "nothing")
+    assert not bench.told
 
 
 async def test_an_engine_without_room_downloads_nothing() -> None:

@@ -34,6 +34,13 @@ async def test_each_choice_is_a_sequence_and_a_step_is_flushed_once() -> None:
         assert (fin.reason, fin.prompt_tokens, fin.completion_tokens, fin.cached_tokens) == ("length", 3, 2, 2)
 
 
+async def test_an_engine_learns_the_trace_of_each_choice() -> None:
+    trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    async with running() as bench:
+        await bench.start(generation(), choices=2, trace=trace)
+        assert [sequence.trace for sequence in bench.engine.taken] == [trace, trace]
+
+
 async def test_what_comes_with_a_later_token_does_not_get_lost_on_the_short_way() -> None:
     a, b = ids_of(" hello world")
     async with running() as bench:
@@ -55,6 +62,16 @@ async def test_a_stop_string_cuts_the_text_and_aborts_the_engine() -> None:
         assert bench.session.text[0] == " hello"
         assert (bench.session.fins[0].reason, bench.session.fins[0].stop) == ("stop", " world")
         assert bench.engine.aborted == [sequence.id]
+
+
+async def test_a_stop_token_is_counted_but_not_shown() -> None:
+    async with running() as bench:
+        await bench.start(generation())
+        (sequence,) = bench.engine.taken
+        a, b = ids_of(" hello world")
+        bench.step(Output(sequence.id, [a, b], finish="stop", stop=b))
+        assert bench.session.text[0] == " hello"
+        assert (bench.session.fins[0].stop, bench.session.fins[0].completion_tokens) == (b, 2)
 
 
 async def test_a_resume_continues_the_text_exactly_with_what_is_left() -> None:
@@ -215,6 +232,15 @@ async def test_a_parked_run_leaves_the_engine_and_continues_from_its_log() -> No
         assert bench.session.text[0] == " one two three"
 
 
+async def test_logprobs_stop_where_the_text_stops() -> None:
+    async with running() as bench:
+        await bench.start(generation(stop=[" world"], logprobs=0))
+        ids = ids_of(" hello world again")
+        probs = [TokenLogprob(i, b"", -0.5) for i in ids]
+        bench.step(Output(bench.engine.taken[0].id, ids, logprobs=probs))
+        assert [p.id for p in bench.session.logprobs] == ids[:2]
+
+
 # -- what routers are told -----------------------------------------------------------------------------------
 
 
@@ -232,6 +258,24 @@ async def test_the_first_token_tells_once_what_had_to_be_computed():
         bench.step(Output(second, [5]), Output(bench.engine.taken[0].id, [5], cached_tokens=0))
         bench.step(Output(second, [6]))
         assert bench.session.computed == [1]
+
+
+async def test_a_resumed_run_computes_what_was_emitted_too():
+    async with running() as bench:
+        await bench.start(generation(), emitted=[[20, 21]])
+        bench.step(Output(bench.engine.taken[0].id, [5], cached_tokens=1))
+        assert bench.session.computed == [4]
+
+
+async def test_the_engine_is_told_what_its_cache_should_have():
+    prompt = [*range(80)]
+    chain = block_chain(prompt, 32)
+    asked = Generation(token_ids=pack_u32(prompt), sampling=Sampling(max_tokens=2))
+    for cached, expected in ((set(), 0), ({chain[0]}, 32), ({chain[0], chain[1]}, 64), ({chain[1]}, 0)):
+        async with running() as bench:
+            bench.runtime.watch_cache(lambda cached=cached: cached, tiers=list)
+            await bench.start(asked, hashes=pack_u64(chain))
+            assert bench.engine.taken[0].expected_cached == expected
 
 
 async def test_at_least_one_token_is_never_expected_in_the_cache():
@@ -254,6 +298,13 @@ async def test_a_report_counts_what_is_on_its_way_into_the_engine():
         assert len(bench.engine.taken) == 2
         filled = report(bench)
         assert (filled.queued_prefill_tokens, filled.step_prefill_tokens, filled.step_decodes, filled.step_s) == (5, 7, 2, 0.5)
+
+
+async def test_a_report_has_the_cached_blocks_per_tier_once_the_cache_is_watched():
+    async with running() as bench:
+        assert report(bench).tiers == []
+        bench.runtime.watch_cache(set, tiers=lambda: [5, 3, 0])
+        assert report(bench).tiers == [5, 3, 0]
 
 
 async def _nothing() -> None:

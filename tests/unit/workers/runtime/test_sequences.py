@@ -38,3 +38,20 @@ async def test_a_prompt_that_is_computed_here_gets_what_there_is(handover: Hando
 
     assert given.embeddings == {1: b"CAT"}
     assert known.asked == [ORIGIN]
+
+
+async def test_a_prompt_whose_blocks_are_fetched_needs_none() -> None:
+    known = Known({0: b"CAT"})
+    wanted = sequence(IMAGE, handover=Handover(kind="decode", params={}))
+
+    assert await with_embeddings(known, wanted, ORIGIN) is wanted
+    assert known.asked == []
+
+
+async def test_a_text_or_a_worker_without_encoders_asks_for_none() -> None:
+    known = Known({0: b"CAT"})
+    text, shown = sequence(), sequence(IMAGE)
+
+    assert await with_embeddings(known, text, ORIGIN) is text
+    assert await with_embeddings(None, shown, ORIGIN) is shown
+    assert known.asked == []

@@ -17,6 +17,7 @@ from headrace.workers.sglang.convert import (
     StopTokens,
     counted,
     emitted_of,
+    request_id,
     to_grammar,
     to_output,
     to_request,
@@ -106,6 +107,10 @@ def test_a_least_probability_is_refused_where_it_would_end_sglang_and_passed_els
     assert to_sampling(greedy, seeds=True)["min_p"] == 0.0, "it changes nothing there, but a batch is sampled together"
 
 
+def test_no_limit_on_candidates_is_sglangs_minus_one() -> None:
+    assert to_sampling(sequence(), seeds=False)["top_k"] == -1
+
+
 @pytest.mark.parametrize(
     ("sampling", "param"),
     [
@@ -120,6 +125,10 @@ def test_what_sglang_has_not_is_refused_by_name(sampling: Sampling, param: str) 
     assert told.value.param == param
 
 
+def test_a_seed_of_a_greedy_request_changes_nothing_and_is_accepted() -> None:
+    assert "sampling_seed" not in to_sampling(sequence(sampling=Sampling(temperature=0.0, max_tokens=1, seed=1)), seeds=False)
+
+
 def test_a_repetition_penalty_out_of_sglangs_range_is_refused_with_its_value() -> None:
     with pytest.raises(RequestInvalid, match="3"):
         to_sampling(sequence(sampling=Sampling(max_tokens=1, repetition_penalty=3.0)), seeds=False)
@@ -129,6 +138,13 @@ def test_an_unknown_option_of_a_request_is_refused_by_name() -> None:
     with pytest.raises(RequestInvalid, match="'bootstrap_host'") as told:
         to_request(sequence(extra={"bootstrap_host": "elsewhere"}), seeds=False)
     assert told.value.param == "bootstrap_host"
+
+
+def test_a_data_parallel_rank_is_passed_on() -> None:
+    assert to_request(sequence(extra={"routed_dp_rank": 1}), seeds=False)["routed_dp_rank"] == 1
+    assert to_request(sequence(rank=0), seeds=False)["routed_dp_rank"] == 0
+    assert to_request(sequence(rank=0, extra={"routed_dp_rank": 1}), seeds=False)["routed_dp_rank"] == 1
+    assert "routed_dp_rank" not in to_request(sequence(), seeds=False)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +179,12 @@ def test_structured_output_waits_for_the_end_of_the_reasoning_only_where_there_i
     assert not waits(reasoning_ended=False)
 
 
+def test_no_id_is_the_beginning_of_another() -> None:
+    one, ten = request_id("r-1-1"), request_id("r-1-10")
+    assert not ten.startswith(one)
+    assert to_request(sequence(), seeds=False)["rid"] == request_id(sequence().id)
+
+
 def test_prompt_and_output_logprobs_share_sglangs_number_and_are_cut_apart() -> None:
     wanted = sequence(logprobs=1, prompt_logprobs=2)
     fields = to_request(wanted, seeds=False)
@@ -180,6 +202,11 @@ def test_prompt_and_output_logprobs_share_sglangs_number_and_are_cut_apart() -> 
     assert [(row.id, row.rank, len(row.top)) for row in made.prompt_logprobs[1:]] == [(6, 1, 2), (7, 0, 2)]
 
 
+def test_cached_tokens_are_told_with_the_first_output_only() -> None:
+    assert output(chunk([1], cached_tokens=32), first=True).cached_tokens == 32
+    assert output(chunk([1], cached_tokens=32)).cached_tokens is None
+
+
 @pytest.mark.parametrize(
     ("reason", "finish", "stop"),
     [
@@ -192,6 +219,11 @@ def test_prompt_and_output_logprobs_share_sglangs_number_and_are_cut_apart() -> 
 def test_ends(reason: dict[str, Any], finish: str, stop: int | None) -> None:
     made = output(chunk([2], finish_reason=reason))
     assert (made.finish, made.stop, made.fault) == (finish, stop, None)
+
+
+def test_an_end_token_that_was_asked_for_is_named() -> None:
+    asked = sequence(sampling=Sampling(max_tokens=8, stop_token_ids=[2]))
+    assert output(chunk([2], finish_reason={"type": "stop", "matched": 2}), of=asked).stop == 2
 
 
 @pytest.mark.parametrize(("status", "code", "retriable"), [(400, "invalid_request", False), (503, "engine_error", True)])
@@ -256,7 +288,17 @@ def test_the_stop_token_is_the_last_one() -> None:
     assert [(output.ids, output.finish, output.stop) for output in outputs] == [([5], None, None), ([6, 9], "stop", 9)]
 
 
+@pytest.mark.parametrize(("least", "ends"), [(0, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_none_ends_a_sequence_before_its_least_number_of_tokens(least: int, ends: int) -> None:
+    outputs = ended([[5, 9], [6, 9], [9], [1]], ignore_eos=True, stop_token_ids=[9], min_tokens=least)
+    assert len(outputs) == ends
+
+
 def test_logprobs_end_with_the_tokens() -> None:
     output = Output("s", [5, 9, 7], logprobs=["a", "b", "c"])  # type: ignore[list-item]
     assert StopTokens(Sampling(ignore_eos=True, stop_token_ids=[9])).end(output)
     assert output.logprobs == ["a", "b"]
+
+
+def test_what_sglang_heeds_itself_is_left_to_it() -> None:
+    assert [output.finish for output in ended([[5], [9], [7]], stop_token_ids=[9])] == [None, None, None]

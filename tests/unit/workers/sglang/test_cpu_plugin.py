@@ -86,6 +86,10 @@ def test_nothing_stands_in_where_it_was_not_called() -> None:
         importlib.import_module(NAME)
 
 
+def test_every_layer_is_named_the_machines_own_memory() -> None:
+    assert cpu_plugin.in_host_memory(lambda kinds, count: ["VRAM"] * count, None, 3) == ["DRAM"] * 3
+
+
 def test_the_progress_thread_is_paced_before_the_agent_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     paced: list[bool] = []
     monkeypatch.setattr(cpu_plugin, "pace_nixl", lambda: paced.append(True))

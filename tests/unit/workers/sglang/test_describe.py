@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.workers.engine import EngineConfig
+from headrace.workers.errors import EngineStartFailed
 from headrace.workers.sglang.describe import capabilities, describe, describe_follower, honours_seeds
 
 
@@ -71,6 +72,16 @@ def test_the_sizes_are_those_of_the_scheduler(folder: Path) -> None:
     assert (info.extra["dtype"], info.handover, info.parallel) == ("float32", "", {})
 
 
+def test_the_sizes_of_several_ranks_are_those_of_all(folder: Path) -> None:
+    info = describe(engine(folder, snapshots=(8, 8)), config(folder, dp_size=2), "0")
+    assert (info.ranks, info.blocks, info.slots) == (2, 400, 16)
+
+
+def test_the_ranks_that_share_the_model_are_told_by_kind(folder: Path) -> None:
+    info = describe(engine(folder, tp_size=4, ep_size=2), config(folder), "0")
+    assert info.parallel == {"tensor": 4, "expert": 2}
+
+
 def test_a_part_of_an_engine_on_a_later_node_has_neither_requests_nor_a_tokenizer() -> None:
     scheduler = {"max_req_input_len": 50, "max_total_num_tokens": 640}
     part = SimpleNamespace(
@@ -82,6 +93,15 @@ def test_a_part_of_an_engine_on_a_later_node_has_neither_requests_nor_a_tokenize
     assert (info.follows, info.kinds, info.slots, info.blocks) == (True, (), 0, 20)
 
 
+def test_without_a_snapshot_the_slots_are_the_setting(folder: Path) -> None:
+    assert describe(engine(folder, snapshots=()), config(folder), "0").slots == 3
+
+
+@pytest.mark.parametrize("chunk", [None, -1, 0])
+def test_a_step_without_chunks_has_the_most_tokens_of_a_prefill(folder: Path, chunk: int | None) -> None:
+    assert describe(engine(folder, chunked_prefill_size=chunk), config(folder), "0").step_tokens == 4096
+
+
 @pytest.mark.parametrize("is_embedding", [True, False], ids=["by its setting", "by its files alone"])
 def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool) -> None:
     made = engine(folder, generates=False, is_embedding=is_embedding)
@@ -90,6 +110,12 @@ def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool
     able = capabilities(made)
     assert (able.resume, able.logprobs, able.guided, able.seeds) == (False, False, frozenset(), False)
     assert "pause" not in able.operations
+
+
+def test_a_model_without_a_tokenizer_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartFailed, match=r"has no tokenizer\.json") as told:
+        describe(engine(tmp_path), config(tmp_path), "0")
+    assert "SimpleNamespace" in str(told.value), "it names the tokenizer that cannot be written as one"
 
 
 def test_abilities_follow_from_the_settings(folder: Path) -> None:

@@ -122,6 +122,15 @@ def test_a_decode_side_that_fails_before_its_first_token_has_a_failed_transfer(
     assert subject.as_transfer_failed(sequence, output, first=first).fault == Fault(code, "lost", retriable=True)
 
 
+def test_the_role_is_that_of_the_started_engine() -> None:
+    assert [subject.role_of(mode) for mode in ("prefill", "decode", "null", None)] == [
+        Role.PREFILL,
+        Role.DECODE,
+        Role.AGGREGATED,
+        Role.AGGREGATED,
+    ]
+
+
 def test_a_server_on_every_address_is_reached_at_the_one_that_is_set() -> None:
     assert subject.reachable_host("0.0.0.0", {"SGLANG_HOST_IP": "10.0.0.1"}) == "10.0.0.1"
     assert subject.reachable_host("10.0.0.2", {"SGLANG_HOST_IP": "10.0.0.1"}) == "10.0.0.2"

@@ -178,6 +178,18 @@ async def test_the_death_of_the_child_is_the_engines(stand_in: Path) -> None:
             await bench.engine.submit(sequence("b"))
 
 
+async def test_nothing_is_left_after_a_stop(stand_in: Path) -> None:
+    async with running(stand_in) as bench:
+        pid = bench.engine.child_pid
+        folder = bench.engine._folder
+        assert pid is not None
+        assert folder is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not folder.exists()
+    assert bench.engine.child_pid is None
+
+
 @pytest.mark.parametrize(("how", "told"), [("refuse", "no setting 'x'"), ("die", "exit code 3")])
 async def test_a_start_that_fails_says_why_and_leaves_nothing(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch, how: str, told: str

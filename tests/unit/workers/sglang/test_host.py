@@ -14,7 +14,7 @@ import pytest
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineInfo, Output, PoolItem, Sequence
 from headrace.workers.sglang.host import EngineHost
-from headrace.workers.sglang.messages import Abort, Control, PoolInput, Reply, StepOutputs, Stop, Submit
+from headrace.workers.sglang.messages import Abort, Control, LoadReport, PoolInput, Reply, StepOutputs, Stop, Submit
 from headrace.workers.sim.tokens import BUNDLED_TOKENIZER
 
 
@@ -158,6 +158,14 @@ async def test_a_sequence_is_accepted_and_its_chunks_become_outputs() -> None:
     assert bench.stopped
 
 
+async def test_the_rank_of_a_sequence_is_asked_of_sglang() -> None:
+    bench = Bench()
+    bench.submit("a", rank=1)
+    await bench.until(lambda: bench.manager.requests)
+    assert bench.manager.requests[0].routed_dp_rank == 1
+    await bench.end()
+
+
 async def test_a_request_that_sglang_refuses_at_once_is_the_requests_fault() -> None:
     bench = Bench()
     bench.submit("bad")
@@ -190,6 +198,18 @@ async def test_an_aborted_sequence_is_aborted_in_sglang_and_tells_nothing() -> N
         await asyncio.sleep(0)
     assert bench.manager.aborted == ["slow."]
     assert bench.outputs("slow") == []
+    await bench.end()
+
+
+async def test_an_adapter_that_is_not_loaded_is_refused_before_sglang_is_asked() -> None:
+    bench = Bench(lora=True)
+    bench.submit("a", adapter="fr")
+    await bench.until(bench.reply)
+    reply = bench.reply()
+    assert reply is not None
+    assert reply.error is not None
+    assert (reply.error.kind, reply.error.param) == ("invalid", "model")
+    assert bench.manager.requests == []
     await bench.end()
 
 
@@ -252,6 +272,23 @@ async def test_a_pause_that_would_end_sequences_is_refused() -> None:
     assert reply.error is not None
     assert (reply.error.kind, "'abort'" in reply.error.message) == ("invalid", True)
     assert bench.manager.pauses == []
+    await bench.end()
+
+
+async def test_an_engine_that_makes_vectors_has_no_pause() -> None:
+    bench = Bench(generates=False)
+    bench.send(Control(1, "pause", {}))
+    await bench.until(lambda: bench.reply(1))
+    reply = bench.reply(1)
+    assert reply is not None
+    assert reply.error is not None
+    assert reply.error.kind == "unsupported"
+    await bench.end()
+
+
+async def test_the_load_is_reported_between_steps() -> None:
+    bench = Bench()
+    await bench.until(lambda: any(isinstance(one, LoadReport) for one in bench.frames.sent))
     await bench.end()
 
 

@@ -27,12 +27,36 @@ def test_stored_pages() -> None:
     assert (event.adapter, event.salt, event.group, event.block_size) == (None, None, None, 2)
 
 
+def test_signed_hashes_become_unsigned() -> None:
+    stored, removed = batch(
+        STORED | {"block_hashes": [-1, 7], "parent_block_hash": -(2**63), "token_ids": [1, 2, 3, 4]},
+        {"type": "BlockRemoved", "block_hashes": [-2]},
+    )
+    assert stored.hashes == [2**64 - 1, 7]
+    assert stored.parent == 2**63
+    assert removed.hashes == [2**64 - 2]
+
+
+def test_the_first_pages_of_a_prompt_have_no_parent() -> None:
+    assert batch(STORED | {"parent_block_hash": None})[0].parent is None
+
+
 def test_removed_and_cleared() -> None:
     removed, cleared = batch(
         {"type": "BlockRemoved", "block_hashes": [5, 6], "medium": "CPU_PINNED"}, {"type": "AllBlocksCleared"}
     )
     assert (removed.kind, removed.tier, removed.hashes) == ("removed", "host", [5, 6])
     assert cleared.kind == "cleared"
+
+
+def test_mediums_are_tiers() -> None:
+    tiers = [batch(STORED | {"medium": medium})[0].tier for medium in ("GPU", "CPU_PINNED", "DISK", "EXTERNAL", None)]
+    assert tiers == ["device", "host", "disk", "disk", "device"]
+
+
+def test_salt_and_adapter_are_fields_of_the_event() -> None:
+    (event,) = batch(STORED | {"cache_salt": "tenant", "lora_name": "a"})
+    assert (event.salt, event.adapter) == ("tenant", "a")
 
 
 def test_pairs_of_tokens_are_read_as_their_first() -> None:

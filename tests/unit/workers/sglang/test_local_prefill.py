@@ -84,6 +84,14 @@ def test_local_prompts_get_an_aggregated_step_and_the_queue_of_arrived_blocks_is
     assert subject.prompts_of(scheduler) == scheduler.waiting_queue == []
 
 
+def test_arrived_blocks_come_first() -> None:
+    scheduler, arrived = Scheduler(), request("other")
+    added(scheduler, request())
+    scheduler.waiting_queue = [arrived]
+    assert step(scheduler)[0] == "decode"
+    assert scheduler.waiting_queue == [arrived]
+
+
 @pytest.mark.parametrize("state", ["chunk", "computed"])
 def test_a_prompt_that_is_begun_is_finished_first(state: str) -> None:
     scheduler = Scheduler()
@@ -106,3 +114,10 @@ def test_queued_prompts_are_aborted_by_the_beginning_of_their_id() -> None:
     assert scheduler.aborted == [("a-1.", None)]
     assert [req.rid for req in subject.prompts_of(scheduler)] == ["a-10."]
     assert passed_on == [message]
+
+
+def test_a_scheduler_with_local_prompts_is_not_idle() -> None:
+    scheduler = Scheduler()
+    assert subject.is_idle(lambda scheduler: True, scheduler)
+    added(scheduler, request())
+    assert not subject.is_idle(lambda scheduler: True, scheduler)

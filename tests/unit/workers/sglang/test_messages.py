@@ -108,6 +108,15 @@ async def test_a_broken_frame_is_an_error_and_not_a_message() -> None:
     other.close()
 
 
+async def test_a_stream_that_ends_within_a_frame_has_ended() -> None:
+    one, other = socket.socketpair()
+    frames = Frames[ToChild](*await asyncio.open_connection(sock=one), ToChild)
+    other.sendall(b"\0\0\0\x09abc")
+    other.close()
+    assert await frames.receive() is None
+    frames.close()
+
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -160,12 +169,27 @@ def test_each_kind_of_error_has_its_exception(kind: str, error: type[Exception])
     assert str(made) == "why"
 
 
+async def test_each_call_gets_its_own_reply(started: tuple[ChildProcess, Owner]) -> None:
+    child, _ = started
+    names = ["a", "b", "c"]
+    replies = await asyncio.gather(*(child.call(lambda call, name=name: Control(call, name, {})) for name in names))
+    assert [reply["did"] for reply in replies] == names
+
+
 async def test_calls_under_way_fail_with_the_child_and_its_owner_is_told_once(started: tuple[ChildProcess, Owner]) -> None:
     child, owner = started
     with pytest.raises(EngineDead, match="process is gone"):  # not a TimeoutError
         await within(child.call(lambda call: submit("die", call)))
     await asyncio.wait_for(owner.end.wait(), 10)
     assert len(owner.ended) == 1
+    with pytest.raises(EngineDead):
+        child.send(submit("a", 1))
+
+
+async def test_a_stop_is_no_death(started: tuple[ChildProcess, Owner]) -> None:
+    child, owner = started
+    await child.stop(5.0)
+    assert owner.ended == []
     with pytest.raises(EngineDead):
         child.send(submit("a", 1))
 

@@ -10,7 +10,7 @@ from headrace.broker.messages.frames import Part
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import REASONING, TOOLS
 from headrace.workers.parsing.stages import Plain
-from headrace.workers.sglang.parsing import NAMES, ReasoningStage, ToolStage, _keys
+from headrace.workers.sglang.parsing import NAMES, ReasoningStage, SglangParserFamily, ToolStage, _keys
 
 
 def test_names_are_read_from_the_source_without_importing_it(tmp_path: Path) -> None:
@@ -26,6 +26,13 @@ def test_names_are_read_from_the_source_without_importing_it(tmp_path: Path) -> 
 def test_the_table_of_names_begins_with_names_that_rules_use() -> None:
     assert NAMES["tool"].keys() <= {rule.parser for rule in TOOLS}
     assert NAMES["reasoning"].keys() <= {rule.parser for rule in REASONING}
+
+
+def test_one_family_may_have_two_names() -> None:
+    family = SglangParserFamily()
+    assert family.translate("deepseek_v3", "tool") == "deepseekv3"
+    assert family.translate("deepseek_v3", "reasoning") == "deepseek-v3"
+    assert family.translate("hermes", "tool") == "hermes"
 
 
 def call(index: int, name: str | None, parameters: str) -> Any:

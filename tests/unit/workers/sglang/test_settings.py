@@ -21,6 +21,21 @@ def config(model: str = "m", role: Role = Role.AGGREGATED, **args: Any) -> Engin
     return EngineConfig(model=model, served_name="s", role=role, args=args)
 
 
+def test_settings_of_the_operator_win_over_all_defaults() -> None:
+    made = server_args(config(page_size=1, log_level="error", attention_backend="x"), cpu=True)
+    assert (made["page_size"], made["log_level"], made["attention_backend"]) == (1, "error", "x")
+
+
+def test_the_defaults_for_the_cpu_are_not_those_of_a_gpu() -> None:
+    assert server_args(config(), cpu=True)["attention_backend"] == "torch_native"
+    assert not {"device", "attention_backend", "max_total_tokens"} & server_args(config(), cpu=False).keys()
+
+
+def test_an_idle_engine_takes_no_core_from_engines_that_compute_on_them() -> None:
+    assert server_args(config(), cpu=True)["sleep_on_idle"] is True
+    assert "sleep_on_idle" not in server_args(config(), cpu=False)
+
+
 def test_a_node_after_the_first_is_not_kept_in_sglangs_constructor() -> None:
     environ: dict[str, str] = {}
     prepare_environment(config(node_rank=1, nnodes=2), environ, cpu=False)
@@ -38,6 +53,10 @@ def test_an_engine_of_vectors_keeps_no_prefixes_which_would_change_them(tmp_path
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
         made = server_args(EngineConfig(model=str(tmp_path), served_name="s"), cpu=False)
         assert ("disable_radix_cache" in made) == pools
+
+
+def test_lower_priorities_are_sooner_as_on_every_other_engine() -> None:
+    assert server_args(config(), cpu=False)["schedule_low_priority_values_first"] is True
 
 
 def test_options_that_only_sglang_knows_are_passed_on_unchanged() -> None:

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from headrace.broker.messages.requests import Sampling
@@ -48,6 +50,32 @@ def test_a_banned_token_is_never_said_and_the_rest_of_the_answer_stays():
     assert [new for old, new in zip(plain, ids, strict=True) if old != banned and new != old] == []
 
 
+def test_a_character_of_several_tokens_goes_with_any_of_them():
+    plain = text(expected_ids(PROMPT, 2000))
+    assert "🙂" in plain
+    tokens = {token: -100.0 for token in range(49152) if TABLE.token_bytes(token) == "🙂".encode()[-1:]}
+    assert tokens
+    assert "🙂" not in text(said(max_tokens=2000, logit_bias=tokens))
+
+
+def test_smaller_biases_change_nothing():
+    assert said(logit_bias=dict.fromkeys(range(100), 99.0) | {28: -99.0}) == expected_ids(PROMPT, 200)
+
+
+@given(st.lists(st.integers(17, 49151), min_size=1, max_size=30, unique=True))
+def test_only_allowed_tokens_are_said_and_all_kinds_of_them(allowed):
+    ids = said(allowed_token_ids=allowed)
+    assert set(ids) <= set(allowed)
+    assert len(set(ids)) > len(allowed) / 2
+
+
+def test_a_forced_token_is_all_there_is():
+    assert set(said(logit_bias={500: 100.0})) == {500}
+    assert set(said(logit_bias={500: 100.0, 600: 120.0, 700: 5.0})) == {500, 600}
+    assert set(said(logit_bias={500: 100.0, 501: 100.0}, allowed_token_ids=[500, 600])) == {500}
+    assert set(said(logit_bias={500: -100.0}, allowed_token_ids=[500, 600])) == {600}
+
+
 def test_the_end_comes_only_where_it_is_allowed():
     assert said(mean=5.0)[-1] == EOS
     assert EOS not in said(mean=5.0, logit_bias={EOS: -100.0})
@@ -67,6 +95,23 @@ def test_a_bad_word_is_not_said_however_it_would_be_spelled():
     assert word.encode() not in [TABLE.token_bytes(token).strip() for token in ids]
     assert "é" in plain
     assert "é" not in text(ids)
+
+
+def test_of_a_bad_phrase_only_the_last_word_is_kept_back():
+    plain = expected_ids(PROMPT, 100)
+    first, second = plain[20:22]
+    phrase = text([first, second])
+    ids = said(max_tokens=100, bad_words=[phrase.strip()])
+    assert ids[:21] == plain[:21]
+    assert ids[21] != second
+    assert phrase not in text(ids)
+
+
+def test_a_resume_says_the_same():
+    options = {"bad_words": ["the", "of"], "logit_bias": {28: -100.0}, "seed": 3}
+    whole = said(**options)
+    for cut in (1, 31, 32, 33, 100):
+        assert said(emitted=whole[:cut], **options | {"max_tokens": 200 - cut}) == whole[cut:]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +139,13 @@ def sequence_with(sampling: dict) -> Sequence:
     return Sequence(id=plain.id, token_ids=plain.token_ids, prompt_tokens=3, sampling=Sampling(max_tokens=9, **sampling))
 
 
+def test_where_every_word_is_banned_other_tokens_are_left():
+    words = {token: -100.0 for token in bundled_vocabulary().draws if token >= 0}
+    ids = answer_to(sequence_with({"logit_bias": words}), bundled_vocabulary())
+    ids.grow()
+    assert not words.keys() & set(ids.ids)
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "number"}}}}
 
 
@@ -116,6 +168,16 @@ def test_an_answer_is_its_json_and_then_the_end_whatever_else_is_asked():
         assert (ids[-1], finish) == (2, "stop")
         pipeline = TextPipeline(bundled_vocabulary().table, prompt_ids=[1, 2, 3])
         Draft202012Validator(SCHEMA).validate(json.loads("".join(map(pipeline.push, ids[:-1])) + pipeline.finish()))
+
+
+def test_prompt_and_seed_change_it_and_a_resume_does_not():
+    whole, _ = run([1, 2, 3])
+    for cut in range(len(whole)):
+        assert run([1, 2, 3], emitted=whole[:cut]) == (whole[cut:], "stop")
+    assert len({tuple(run([1, 2, 3], seed=seed)[0]) for seed in range(5)}) == 5
+    assert run([1, 2, 3], temperature=0.0, seed=1) == run([1, 2, 3], temperature=0.0, seed=2)
+    assert run([1, 2, 4])[0] != whole
+    assert run([1, 2, 3], max_tokens=3) == (whole[:3], "length")
 
 
 def test_an_engine_that_finds_wrong_blocks_does_not_fall_over_a_request_it_cannot_satisfy_now(monkeypatch):

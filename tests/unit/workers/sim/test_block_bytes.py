@@ -40,6 +40,15 @@ def test_any_wrong_byte_shows(at):
     assert contents.read(0) is None
 
 
+def test_half_a_transfer_shows():
+    arena = Arena(2, 4096)
+    contents = Contents(arena)
+    contents.stamp(0, 5)
+    contents.stamp(1, 6)
+    arena.view(1)[:2048] = arena.view(0)[:2048]
+    assert contents.read(1) is None
+
+
 def test_an_overwritten_block_holds_something_else_each_time():
     contents = Contents(Arena(1, 256))
     contents.stamp(0, 5)
@@ -50,6 +59,16 @@ def test_an_overwritten_block_holds_something_else_each_time():
         assert cell is not None, "it is content, of something else"
         assert cell not in seen
         seen.add(cell)
+    contents.stamp(0, 5)
+    assert contents.read(0) == 5
+
+
+def test_a_block_that_others_wrote_to_is_stamped_anew_even_if_it_looks_right():
+    arena = Arena(1, 4096)
+    contents = Contents(arena)
+    contents.stamp(0, 5)
+    contents.expect([0])
+    arena.view(0)[100] ^= 1  # a transfer that broke off behind the first bytes
     contents.stamp(0, 5)
     assert contents.read(0) == 5
 
@@ -139,6 +158,16 @@ class Rig:
 
 def packed(**fields: Any) -> bytes:
     return msgspec.msgpack.encode(Notice(key="k", **fields))
+
+
+def test_peers_that_vanish_are_forgotten_and_the_others_stay():
+    rig = Rig()
+    rig.endpoint.meet({"w1": b"one", "w2": b"two", "w3": b""})
+    assert rig.agent.peers == {"one", "two"}
+    rig.endpoint.meet({"w2": b"two"})
+    assert rig.agent.peers == {"two"}
+    assert not rig.endpoint.reaches("one")
+    assert rig.agent.meetings == ["one", "two"], "who is known is not met again"
 
 
 def test_a_connection_is_made_when_engines_meet_not_by_their_first_hand_over():
@@ -249,6 +278,15 @@ def test_it_looks_often_while_something_moves_and_seldom_otherwise():
     waiting = endpoint.poll_at(busy=True)
     assert waiting is not None
     assert rig.now < waiting < busy
+
+
+def test_a_batch_that_runs_does_not_look_at_every_step():
+    rig = Rig()
+    rig.poll()
+    for _ in range(500):
+        rig.now += 0.00001
+        rig.endpoint.poll()
+    assert 2 < rig.agent.polls < 20
 
 
 def test_an_endpoint_that_left_does_nothing_more():

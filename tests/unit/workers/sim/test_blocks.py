@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -97,3 +98,54 @@ def apply(view: dict[int, tuple[int | None, tuple[int, ...]]], events: list[KvEv
 
 
 Books.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBooks = Books.TestCase
+
+
+def test_the_least_recently_used_content_goes_first_and_its_end_before_its_beginning():
+    manager = BlockManager(4, SIZE)
+    old, old_chain = fill(manager, [1, 1, 2, 2])
+    new, new_chain = fill(manager, [3, 3, 4, 4])
+    manager.release(old)
+    manager.release(new)
+    assert manager.allocate(1) is not None
+    assert [len(manager.take_prefix(chain)) for chain in (old_chain, new_chain)] == [1, 2]
+
+
+def test_content_used_again_is_young_again():
+    manager = BlockManager(2, SIZE)
+    first, first_chain = fill(manager, [1, 1])
+    second, second_chain = fill(manager, [2, 2])
+    manager.release(first)
+    manager.release(second)
+    manager.release(manager.take_prefix(first_chain))
+    manager.allocate(1)
+    assert manager.take_prefix(second_chain) == []
+    assert manager.take_prefix(first_chain) == first
+
+
+def test_blocks_of_a_sequence_lie_side_by_side():
+    manager = BlockManager(16, SIZE)
+    scattered = manager.allocate(6)
+    assert scattered is not None
+    manager.release([scattered[4], scattered[1], scattered[2]])
+    assert manager.allocate(2) == [1, 2]
+    assert manager.allocate(3) == [4, 6, 7]
+
+
+def test_what_a_block_holds_is_known_until_it_is_handed_out_again():
+    manager = BlockManager(2, SIZE)
+    (block,) = manager.allocate(1) or []
+    unknown = manager.cell(block)
+    manager.set_cell(block, 77)
+    manager.release([block])
+    assert manager.cell(block) == 77
+    assert manager.allocate(1) == [block]
+    assert manager.cell(block) == unknown
+    manager.commit([block], contents([5], [1, 1], SIZE))
+    assert manager.cell(block) == 5
+    assert manager.taint([block]) == 0
+
+
+def test_releasing_what_nobody_holds_is_an_error():
+    with pytest.raises(AssertionError, match="block 3"):
+        BlockManager(4, SIZE).release([3])

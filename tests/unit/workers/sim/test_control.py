@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.workers.engine import EngineConfig, Handover, Role
+from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Role
 from headrace.workers.errors import EngineOverloaded, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.fabric import LocalFabric
@@ -80,6 +80,27 @@ async def test_sequences_inside_are_aborted_or_waited_for():
         assert bench.engine.load().blocks_used == 0
 
 
+async def test_waiting_for_sequences_waits_for_their_last_output():
+    async with started(timing="cpu-small", speedup=2) as bench:
+        await bench.engine.submit(sequence("a", [1], max_tokens=1))
+        await asyncio.sleep(0.001)  # inside the engine it is over, and the step still runs
+        await bench.engine.control("sleep", {"mode": "wait"})
+        assert bench.finished("a")
+
+
+async def test_an_engine_sleeps_as_deep_as_it_was_told_until_it_wakes():
+    async with started() as bench:
+        levels = [(await bench.engine.control("sleep", {"level": level}))["level"] for level in (2, 1)]
+        assert levels == [2, 2]
+
+
+async def test_waiting_for_sequences_that_do_not_end_ends():
+    async with started(faults={"stuck_at_token": 0}) as bench:
+        await bench.engine.submit(sequence("a", [1]))
+        asleep = await bench.engine.control("sleep", {"mode": "wait", "timeout_s": 0.02})
+        assert asleep["aborted"] == 1
+
+
 async def test_a_wake_ends_the_waiting_for_sleep():
     async with started(faults={"stuck_at_token": 0}) as bench:
         await bench.engine.submit(sequence("a", [1]))
@@ -120,6 +141,15 @@ async def prefill(bench: Bench, name: str = "a") -> dict:
     return dict(output.handover)
 
 
+async def test_a_lease_ends_in_an_idle_engine_too():
+    async with pair(lease_s=0.02) as (p, _):
+        await prefill(p)
+        async with asyncio.timeout(5):
+            while p.engine.load().blocks_used:
+                await asyncio.sleep(0.005)
+        assert (await p.engine.control("stats", {}))["handovers_expired"] == 1
+
+
 async def test_an_engine_that_died_or_sleeps_is_not_read_from():
     async with pair(transfer_mode="pull", handshake_timeout_s=0.02) as (p, d):
         params = await prefill(p)
@@ -131,6 +161,16 @@ async def test_an_engine_that_died_or_sleeps_is_not_read_from():
         await d.until(lambda: d.finished("c"))
         faults = [output.fault for step in d.steps for output in step]
         assert [fault.retriable for fault in faults if fault] == [True, True]
+
+
+async def test_they_meet_in_a_room():
+    async with pair(disagg="rendezvous") as (p, d):
+        assert p.engine.capabilities.disagg is DisaggStyle.RENDEZVOUS
+        await d.engine.submit(sequence("a", PROMPT, handover=Handover(kind="decode", room=3, peer="prefill")))
+        await p.engine.submit(sequence("a", PROMPT, handover=Handover(kind="prefill", room=3)))
+        await d.until(lambda: d.finished("a"))
+        await p.until(lambda: p.finished("a"))
+        assert d.ids("a") == expected_ids(PROMPT, 10)
 
 
 async def test_a_hand_over_can_be_released_through_the_engine():

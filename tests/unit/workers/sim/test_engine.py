@@ -12,10 +12,12 @@ import pytest
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, KvEvent, Output, Role, Sequence
-from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid
+from headrace.workers.errors import EngineDead, EngineOverloaded, EngineStartFailed, RequestInvalid
 from headrace.workers.sim.engine import SimEngine
+from headrace.workers.sim.settings import parse_settings
 from headrace.workers.sim.step_driver import EventBuffer
 from headrace.workers.sim.tokens import expected_ids
+from tests.support.sim_replay import replay
 
 
 def sequence(name: str, tokens: list[int], *, max_tokens: int = 10, **options) -> Sequence:
@@ -67,6 +69,62 @@ async def test_every_sequence_gets_its_expected_tokens_a_step_at_a_time():
         assert max(len(step) for step in bench.steps) == 5
 
 
+async def test_nothing_comes_out_after_an_abort_even_of_the_step_that_runs():
+    async with started(timing="cpu-small") as bench:
+        await bench.engine.submit(sequence("a", [1]))
+        await bench.engine.submit(sequence("b", [2], max_tokens=1))
+        await asyncio.sleep(0.001)  # the step is under way: b is over inside the engine
+        await bench.engine.abort(["a", "b", "unknown"])
+        await bench.engine.submit(sequence("c", [3], max_tokens=1))
+        await bench.until(lambda: bench.finished("c"))
+        assert bench.ids("a") == bench.ids("b") == []
+        assert bench.engine.load().blocks_used == 0
+
+
+async def test_steps_take_the_modelled_time_without_drift():
+    async with started(timing="cpu-small", speedup=20) as bench:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await bench.engine.submit(sequence("a", [1], max_tokens=100))
+        await bench.until(lambda: bench.finished("a"))
+        modelled = 100 * (0.02104 + 0.0007) / 20
+        assert clock() - began >= 0.99 * modelled
+
+
+async def test_offline_gives_the_same_tokens_as_real_time():
+    work = [sequence(str(n), [n % 3] * (10 + 7 * n), max_tokens=15) for n in range(12)]
+    args = {"slots": 3, "blocks": 16, "block_size": 8, "context_length": 128, "step_tokens": 32}
+    async with started(**args) as bench:
+        for item in work:
+            await bench.engine.submit(item)
+        await bench.until(lambda: all(bench.finished(item.id) for item in work))
+        offline = replay([(0.0, item) for item in work], parse_settings(args))
+        assert {line.id: line.ids for line in offline.timelines} == {item.id: bench.ids(item.id) for item in work}
+        assert all(line.finish == "length" for line in offline.timelines)
+
+
+def test_offline_times_follow_the_model():
+    settings = parse_settings({"timing": "cpu-small"})
+    first = sequence("a", [1] * 860, max_tokens=3)
+    second = sequence("b", [2] * 86, max_tokens=1)
+    done = replay([(10.0, first), (10.5, second)], settings)
+    a, b = done.timelines
+    base, per_sequence = 0.02104, 0.0007
+    assert a.ttft_s == pytest.approx(base + 1.0)
+    assert a.itl_s == pytest.approx([base + per_sequence + 0.1, base + per_sequence])
+    assert b.ttft_s == pytest.approx(0.5 + base + base + per_sequence + 0.1)
+    assert done.end_s == a.finished_s
+
+
+def test_offline_ends_with_a_dead_engine_and_reports_refusals():
+    done = replay(
+        [(0.0, sequence("a", [1])), (0.0, sequence("b", [1] * 40)), (9.0, sequence("c", [1]))],
+        parse_settings({"context_length": 32, "faults": {"die_at_step": 3}}),
+    )
+    assert done.died
+    assert [(len(line.ids), line.finish, line.error is None) for line in done.timelines] == [(3, None, True), (0, None, False)]
+
+
 # -- faults and failures -------------------------------------------------------------------------------------
 
 
@@ -111,6 +169,13 @@ async def test_a_crash_kills_before_the_token_is_out():
         async with asyncio.timeout(5):
             await killed.wait()
         assert bench.ids("a") == expected_ids([1], 3)
+
+
+async def test_submit_raises_what_it_was_told_to():
+    for name, error in (("overloaded", EngineOverloaded), ("invalid", RequestInvalid), ("dead", EngineDead)):
+        async with started(faults={"reject": name}) as bench:
+            with pytest.raises(error, match="injected"):
+                await bench.engine.submit(sequence("a", [1]))
 
 
 async def test_a_request_brings_faults_only_where_that_is_allowed():
@@ -192,3 +257,9 @@ async def test_a_reader_that_falls_behind_gets_the_present_state_instead_of_a_ga
     buffer.put([KvEvent(kind="removed", hashes=[9])], lambda: now)
     assert [event.kind for event in await anext(reader)] == ["removed"]
     await reader.aclose()
+
+
+async def test_a_folder_for_the_disk_tier_is_refused_by_name() -> None:
+    with pytest.raises(EngineStartFailed, match="no argument 'disk_path'"):
+        async with started(disk_blocks=8, disk_path="folder"):
+            pass

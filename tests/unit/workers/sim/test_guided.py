@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -147,6 +149,33 @@ def test_values_satisfy_harder_schemas(name):
         valid(HARDER[name], key)
 
 
+def test_a_keyword_decides_the_type_where_none_is_named():
+    assert all(isinstance(valid(HARDER["no type named"], key), (int, float)) for key in KEYS)
+
+
+def test_alternatives_and_optional_properties_all_come_at_some_time():
+    kinds = {type(valid({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array"}]}, key)) for key in KEYS}
+    assert kinds == {str, int, list}
+    optional = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+    assert {tuple(valid(optional, key)) for key in KEYS} == {("a", "b"), ("a",), ("b",), ()}
+    assert {json.loads(text({"json": TOOLS}, key))[0]["name"] for key in KEYS} == {"weather", "stop"}
+
+
+def test_properties_come_in_the_order_of_the_schema():
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in "zyxabc"}, "required": list("abcxyz")}
+    assert list(valid(schema, b"1")) == list("zyxabc")
+
+
+def test_a_schema_may_come_as_json_text():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert text({"json": json.dumps(schema)}) == text({"json": schema})
+
+
+def test_strings_have_what_readers_of_json_must_get_right():
+    said = "".join(text({"json": {"type": "array", "items": {"type": "string"}, "minItems": 40}}, key) for key in KEYS)
+    assert all(hard in said for hard in ('\\"', "\\\\", "\\n", "é", "🙂"))
+
+
 REFUSED = {
     "contains": ({"type": "array", "contains": {}}, r"\$\.contains: .*'contains'"),
     "deep inside": ({"properties": {"a": {"items": {"if": {}}}}}, r"\$\.properties\.a\.items\.if"),
@@ -206,6 +235,20 @@ def test_a_choice_is_one_of_those_given_and_each_comes_at_some_time():
     for wrong in ([], "ab", [1], {"a": 1}):
         with pytest.raises(RequestInvalid, match="list of texts"):
             text({"choice": wrong})
+
+
+def test_a_json_object_is_one_and_not_empty():
+    for key in KEYS:
+        value = json.loads(text({"json_object": True}, key))
+        assert isinstance(value, dict)
+        assert value
+
+
+def test_options_that_hold_anyway_are_fine_and_others_are_not():
+    assert re.fullmatch(r'\{"a": \[1, 2\]\}', text({"json": {"const": {"a": [1, 2]}}, "disable_any_whitespace": True}))
+    assert text({"choice": ["a"], "whitespace_pattern": None, "disable_additional_properties": False}) == "a"
+    with pytest.raises(UnsupportedByEngine, match="whitespace_pattern"):
+        text({"json": {}, "whitespace_pattern": " "})
 
 
 def test_other_kinds_or_several_or_none_are_refused():

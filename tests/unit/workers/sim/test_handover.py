@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.engine import Handover, Role
+from headrace.broker.messages.requests import Sampling
+from headrace.workers.engine import Handover, Role, Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.settings import SequenceFaults
+from headrace.workers.sim.fabric import segments
+from headrace.workers.sim.settings import Faults, SequenceFaults
 from headrace.workers.sim.tokens import expected_ids
-from tests.support.sim_world import World
+from tests.support.sim_world import SIZE, World
 from tests.unit.workers.sim.handover_bench import PROMPT, RENDEZVOUS, prefilled, pulling
 
 # -- parameters, pulled --------------------------------------------------------------------------------------
@@ -41,6 +43,61 @@ def test_decode_fetches_the_blocks_and_answers_as_if_it_had_computed_them():
     assert (first.cached_tokens, first.extra) == (0, {"cached": {"device": 0}, "remote_tokens": 17})
     assert (p.used, d.used) == (0, 0)
     assert d.scheduler.stats()["fetched_blocks"] == 5
+
+
+def test_what_decode_has_is_not_fetched():
+    world = World()
+    p, d = pulling(world)
+    for name in ("b", "c"):
+        d.decode(name, PROMPT, prefilled(world, p, name=name))
+        world.run()
+    first = d.outputs["c"][0][1]
+    assert (first.cached_tokens, first.extra) == (16, {"cached": {"device": 16}, "remote_tokens": 1})
+    assert d.scheduler.stats()["fetched_blocks"] == 5 + 1
+    d.decode("e", PROMPT[:17], prefilled(world, p, PROMPT[:17], name="e"))
+    world.run(0.5)
+    assert d.scheduler.stats()["fetched_blocks"] == 6, "all was there, nothing fetched"
+    assert p.used == 0, "and the other side knows"
+
+
+def test_a_transfer_takes_the_time_of_its_bytes_and_descriptors():
+    world = World()
+    p, d = pulling(
+        world, timing_overrides={"kv_bytes_per_token": 1e9, "transfer_bytes_per_s": 5e9, "transfer_per_descriptor_s": 1.0}
+    )
+    params = prefilled(world, p)
+    began = world.now
+    d.decode("b", PROMPT, params, max_tokens=1)
+    world.run()
+    assert d.ended_at("b") - began == pytest.approx(5 * SIZE / 5 + 1.0)
+
+
+def test_descriptors_are_stretches_that_run_on_both_sides():
+    assert segments([], []) == 0
+    assert segments([3, 4, 5], [7, 8, 9]) == 1
+    assert segments([3, 4, 9], [7, 8, 9]) == 2
+    assert segments([3, 4, 5], [7, 9, 10]) == 2
+
+
+def test_fetches_share_the_line():
+    world = World()
+    p, d = pulling(world, timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": float(SIZE)})
+    offers = {name: prefilled(world, p, [n] * SIZE * 2, name) for n, name in enumerate("ab")}
+    began = world.now
+    for n, name in enumerate("ab"):
+        d.decode(name, [n] * SIZE * 2, offers[name], max_tokens=1)
+    world.run()
+    assert [d.ended_at(name) - began for name in "ab"] == pytest.approx([2.0, 4.0])
+
+
+def test_others_go_on_while_blocks_are_on_their_way():
+    world = World()
+    p, d = pulling(world, timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0, "decode_base_s": 0.1})
+    params = prefilled(world, p)
+    d.decode("slow", PROMPT, params)
+    d.submit("other", [1], max_tokens=5)
+    world.run()
+    assert d.ended_at("other") < d.outputs["slow"][0][0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,6 +135,28 @@ def test_every_hand_over_ends_right_and_leaves_nothing_behind(requests, mode, sp
 # -- leases --------------------------------------------------------------------------------------------------
 
 
+def test_blocks_that_nobody_fetches_are_freed_when_the_lease_ends():
+    world = World()
+    p, _ = pulling(world, lease_s=3.0)
+    prefilled(world, p)
+    world.run(2.0)
+    assert p.used == 5
+    world.run(1.0)
+    assert p.used == 0
+    assert p.scheduler.stats()["handovers_expired"] == 1
+
+
+def test_a_fetch_after_the_lease_is_right_as_long_as_the_blocks_were_not_reused():
+    world = World()
+    p, d = pulling(world, lease_s=3.0)
+    params = prefilled(world, p)
+    world.run(10.0)
+    d.decode("b", PROMPT, params)
+    world.run()
+    assert d.ids("b") == expected_ids(PROMPT, 10)
+    assert d.scheduler.stats()["stale_fetches"] == 0
+
+
 def test_a_fetch_after_the_lease_of_reused_blocks_succeeds_and_gives_another_answer():
     world = World()
     p, d = pulling(world, lease_s=3.0, blocks=32)
@@ -99,6 +178,21 @@ def test_a_fetch_after_the_lease_of_reused_blocks_succeeds_and_gives_another_ans
     d.submit("e", PROMPT)
     world.run()
     assert d.ids("e") == expected_ids(PROMPT, 10)
+
+
+def test_a_decode_side_that_waits_keeps_the_lease_alive():
+    world = World()
+    p, d = pulling(world, lease_s=3.0, slots=1, timing_overrides={"decode_base_s": 0.1})
+    params = prefilled(world, p)
+    d.submit("long", [1], max_tokens=100)
+    world.run(0.2)
+    d.decode("b", PROMPT, params)
+    world.run(9.0)
+    assert "b" not in d.outputs
+    assert p.used == 5
+    world.run()
+    assert d.ids("b") == expected_ids(PROMPT, 10)
+    assert p.scheduler.stats()["handovers_expired"] == 0
 
 
 @pytest.mark.parametrize("how", ["abort", "release here", "release there", "decode aborted"])
@@ -123,7 +217,40 @@ def test_blocks_are_freed_at_once_when_somebody_says_so(how):
     assert p.used == 0
 
 
+def test_an_answer_that_ends_with_its_first_token_hands_nothing_over():
+    world = World()
+    p, _ = pulling(world)
+    p.submit("a", PROMPT, handover=Handover(kind="prefill"), faults=SequenceFaults())
+    stop = expected_ids(PROMPT, 1)[0]
+    p.scheduler.submit(
+        Sequence(
+            id="b",
+            token_ids=PROMPT,
+            prompt_tokens=len(PROMPT),
+            sampling=Sampling(max_tokens=5, stop_token_ids=[stop]),
+            handover=Handover(kind="prefill"),
+        ),
+        SequenceFaults(),
+    )
+    world.run(0.5)
+    assert (p.last("b").finish, p.params("b")) == ("stop", None)
+    assert p.params("a") is not None
+
+
 # -- failures ------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_peer_costs_the_handshake_and_then_a_prefill():
+    world = World()
+    p, d = pulling(world, load_failure="recompute")
+    params = prefilled(world, p)
+    p.kill()
+    began = world.now
+    d.decode("b", PROMPT, params)
+    world.run()
+    assert d.ids("b") == expected_ids(PROMPT, 10)
+    assert d.outputs["b"][0][0] - began == pytest.approx(5.0)
+    assert d.scheduler.stats()["failed_fetches"] == 1
 
 
 @pytest.mark.parametrize("fault", [SequenceFaults(peer_dead=True), SequenceFaults(transfer_breaks=True)])
@@ -136,6 +263,29 @@ def test_unless_told_otherwise_a_failed_fetch_ends_the_sequence_with_a_retriable
     assert last is not None
     assert (last.code, last.retriable) == ("transfer_failed", True)
     assert (p.used, d.used) == (0, 0)
+
+
+def test_a_peer_that_dies_during_the_transfer_is_noticed_at_its_end():
+    world = World()
+    p, d = pulling(world, load_failure="recompute", timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0})
+    params = prefilled(world, p)
+    d.decode("b", PROMPT, params)
+    world.run(1.0)
+    p.kill()
+    world.run()
+    assert d.ids("b") == expected_ids(PROMPT, 10)
+    assert d.scheduler.stats()["failed_fetches"] == 1
+
+
+def test_a_slow_line_is_slow():
+    world = World()
+    options = {"timing_overrides": {"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 20.0}}
+    p, d = pulling(world, **options, faults=Faults(slow_transfer=3.0))
+    params = prefilled(world, p)
+    began = world.now
+    d.decode("b", PROMPT, params, max_tokens=1)
+    world.run()
+    assert d.ended_at("b") - began == pytest.approx(3.0)
 
 
 def wrong(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -192,3 +342,16 @@ def test_pushed_blocks_arrive_and_both_sides_need_the_same_request():
     world.run()
     assert d.ids("a") == expected_ids(PROMPT, 10)
     assert (p.used, d.used) == (0, 0)
+
+
+def test_an_expired_push_is_refused_not_stale():
+    world = World()
+    p, d = world.pair(lease_s=3.0, load_failure="recompute")
+    params = prefilled(world, p)
+    world.run(5.0)
+    began = world.now
+    d.decode("a", PROMPT, params)
+    world.run()
+    assert d.ids("a") == expected_ids(PROMPT, 10)
+    assert d.scheduler.stats()["failed_fetches"] == 1
+    assert d.outputs["a"][0][0] == began

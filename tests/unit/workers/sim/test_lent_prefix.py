@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.workers.engine import Handover, Output
-from headrace.workers.errors import UnsupportedByEngine
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.tokens import expected_ids
 from tests.support.sim_world import SIZE, Node, World
 from tests.unit.workers.sim.handover_bench import PROMPT, pulling
@@ -46,6 +46,48 @@ def test_the_prefill_side_reads_the_prefix_and_hands_the_prompt_over_as_if_it_ha
     assert d.ids("b") == expected_ids(PROMPT, 10)
     assert first(d, "b").cached_tokens == LENT
     assert (p.used, d.used) == (0, 0)
+
+
+def test_what_the_prefill_side_has_itself_is_not_read() -> None:
+    world = World()
+    p, d = pulling(world)
+    reading(p, None, name="before")
+    world.run(0.5)
+    reading(p, lent(world, d))
+    world.run(0.5)
+    assert first(p, "a").cached_tokens == LENT
+    assert (first(p, "a").extra or {}).get("remote_tokens", 0) <= 1
+    assert d.used == 0
+
+
+def test_a_lender_that_has_died_is_a_failed_transfer() -> None:
+    world = World()
+    p, d = pulling(world)
+    params = lent(world, d)
+    d.kill()
+    reading(p, params)
+    world.run(30.0)
+    fault = p.fault("a")
+    assert fault is not None
+    assert (fault.code, fault.retriable) == ("transfer_failed", True)
+    assert p.used == 0
+
+
+def test_an_aborted_reader_tells_the_lender() -> None:
+    world = World()
+    p, d = pulling(world, timing_overrides={"kv_bytes_per_token": 1e9, "transfer_bytes_per_s": 1e9})
+    reading(p, lent(world, d))
+    world.run(1.0)
+    p.scheduler.abort(["a"])
+    world.run(29.0)
+    assert (p.used, d.used) == (0, 0)
+
+
+def test_what_belongs_to_another_prompt_is_refused() -> None:
+    world = World()
+    p, d = pulling(world)
+    with pytest.raises(RequestInvalid, match="another prompt"):
+        reading(p, lent(world, d), [7, *PROMPT[1:]])
 
 
 def test_an_engine_that_pushes_lends_nothing() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.workers.errors import RequestInvalid
-from tests.unit.workers.sim.guided_bench import KEYS, text
+from tests.unit.workers.sim.guided_bench import KEYS, text, valid
 
 PATTERNS = [
     r"yes|no",
@@ -30,6 +32,12 @@ PATTERNS = [
 def test_texts_match_their_pattern(pattern):
     for key in KEYS:
         assert re.fullmatch(pattern, text({"regex": pattern}, key))
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.binary(max_size=3))
+def test_a_pattern_with_open_repetitions_reaches_any_length(one, other, key):
+    least, most = sorted((one, other))
+    valid({"type": "string", "pattern": "^[a-z]+[0-9]*$" if most else "^[0-9]*$", "minLength": least, "maxLength": most}, key)
 
 
 @pytest.mark.parametrize(

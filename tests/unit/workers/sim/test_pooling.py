@@ -62,6 +62,31 @@ def cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
 
 
+async def test_an_embedding_is_a_function_of_the_ids_alone_and_has_length_one() -> None:
+    async with started() as one, started(slots=1, step_tokens=7) as other:
+        vectors = [await bench.text("The quick brown fox jumps over the lazy dog.") for bench in (one, one, other)]
+        assert vectors[0] == vectors[1] == vectors[2]
+        assert len(vectors[0]) == 64
+        assert math.hypot(*vectors[0]) == pytest.approx(1.0, abs=1e-6)
+
+
+async def test_texts_that_share_words_are_more_alike() -> None:
+    async with started() as bench:
+        question, near, far = [
+            await bench.text(text)
+            for text in ("how do I bake bread", "bread that I bake at home", "interest rates rose on Monday")
+        ]
+        assert cosine(question, near) > 0.3 > cosine(question, far)
+
+
+async def test_special_tokens_do_not_make_texts_alike() -> None:
+    eos = TOKENIZER.token_to_id("<|im_end|>")
+    async with started() as bench:
+        ids = TOKENIZER.encode("two words").ids
+        assert await bench.pool([*ids, eos, eos]) == await bench.pool(ids)
+        assert math.hypot(*await bench.pool([eos])) == pytest.approx(1.0, abs=1e-6)
+
+
 async def test_fewer_dimensions_are_the_first_ones_and_more_are_refused() -> None:
     async with started(vector_size=16) as bench:
         whole, part = await bench.text("some text"), await bench.text("some text", dimensions=4)
@@ -72,12 +97,32 @@ async def test_fewer_dimensions_are_the_first_ones_and_more_are_refused() -> Non
         assert caught.value.param == "dimensions"
 
 
+async def test_a_vector_need_not_be_normalized() -> None:
+    async with started() as bench:
+        plain = await bench.text("one two three four five", normalize=False)
+        assert math.hypot(*plain) > 1.5
+
+
 async def test_a_scorer_prefers_the_text_that_shares_words() -> None:
     async with started("score") as bench:
         good = await bench.pair("how do I bake bread", "to bake bread take flour")
         bad = await bench.pair("how do I bake bread", "interest rates rose on Monday")
         assert 0 < bad < 0.5 < good < 1
         assert await bench.pair("a b", "a b", normalize=False) > 1
+
+
+async def test_a_classifier_gives_probabilities_and_names() -> None:
+    async with started("classify", classes=4) as bench:
+        probabilities = await bench.text("any text", task="classify")
+        assert (len(probabilities), sum(probabilities)) == (4, pytest.approx(1.0, abs=1e-6))
+        assert bench.info.labels == ("class-0", "class-1", "class-2", "class-3")
+        assert await bench.text("another thing", task="classify") != probabilities
+
+
+async def test_an_input_may_fill_the_whole_context() -> None:
+    async with started(context_length=64, blocks=2, block_size=32) as bench:
+        await bench.pool([5] * 64)
+        assert bench.info.context_length == 64
 
 
 async def test_an_input_takes_the_time_of_its_prefill_and_waits_for_a_slot() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.engine import Handover, Role
+from headrace.workers.engine import Capabilities, DisaggStyle, EngineConfig, Handover, Role
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.fabric import Notice
 from headrace.workers.sim.settings import SequenceFaults, SimSettings, parse_settings
 from headrace.workers.sim.tokens import expected_ids
@@ -50,6 +51,32 @@ def test_blocks_on_offer_survive_a_change_of_role_until_they_are_fetched():
     assert p.scheduler.load().blocks_used == 0
 
 
+def test_blocks_on_offer_survive_a_change_of_role_until_the_lease_ends():
+    world = World()
+    p, _ = world.pair(lease_s=3.0)
+    prefilled(world, p)
+    change(p, Role.DECODE)
+    assert p.used == 5
+    world.run(3.0)
+    assert p.used == 0
+
+
+def test_an_engine_takes_the_hand_overs_of_its_role_and_plain_sequences_in_any():
+    world = World()
+    node = world.node("n", Role.AGGREGATED, disagg="params")
+    for role in (Role.AGGREGATED, Role.PREFILL, Role.DECODE):
+        change(node, role)
+        for kind in ("prefill", "decode"):
+            if kind != role.value:
+                with pytest.raises(UnsupportedByEngine, match=f"no {kind} hand-overs"):
+                    node.submit("x", PROMPT, handover=Handover(kind=kind))  # type: ignore[arg-type]
+        node.submit(role.value, PROMPT)
+        world.run(0.4)
+        assert node.ids(role.value) == expected_ids(PROMPT, 10)
+    change(node, Role.PREFILL)
+    assert prefilled(world, node)["engine"] == "n"
+
+
 def test_the_role_stays_while_a_sequence_is_inside():
     world = World()
     p, _ = world.pair()
@@ -60,6 +87,36 @@ def test_the_role_stays_while_a_sequence_is_inside():
     with pytest.raises(UnsupportedByEngine, match="'encode'"):
         change(p, Role.ENCODE)
     change(p, Role.DECODE)
+
+
+async def test_an_engine_says_what_roles_it_can_have_and_how_it_hands_over():
+    def config(role: Role, **args: Any) -> EngineConfig:
+        return EngineConfig(model="m", served_name="m", role=role, args={"fabric": "local", **args})
+
+    plain, able = SimEngine(), SimEngine()
+    info = await plain.start(config(Role.AGGREGATED), lambda outputs: None)
+    assert (info.handover, info.lease_s, info.address, info.transfer_card) == ("", 0.0, "", b"")
+    assert plain.capabilities.roles == Capabilities().roles
+    assert plain.capabilities.disagg is DisaggStyle.NONE
+    with pytest.raises(UnsupportedByEngine, match="disagg"):
+        await plain.set_role(Role.PREFILL)
+    await plain.set_role(Role.AGGREGATED)
+    await plain.release("a", None)
+    plain.meet({"w": b"card"})
+
+    info = await able.start(config(Role.AGGREGATED, disagg="params", block_size=16, lease_s=7), lambda outputs: None)
+    assert (info.handover, info.lease_s) == ("sim/params/push/16x0", 7.0)
+    assert info.address
+    assert able.capabilities.roles == {Role.AGGREGATED, Role.PREFILL, Role.DECODE}
+    assert able.capabilities.disagg is DisaggStyle.PARAMS
+    await able.set_role(Role.PREFILL)
+
+    rooms = SimEngine()
+    assert (await rooms.start(config(Role.DECODE, disagg="rendezvous"), lambda outputs: None)).handover == "sim/rendezvous/32x0"
+    for engine in (plain, able, rooms):
+        await engine.stop(1.0)
+    with pytest.raises(EngineStartFailed, match="disagg='none'"):
+        await SimEngine().start(config(Role.PREFILL, disagg="none"), lambda outputs: None)
 
 
 def test_push_and_failing_visibly_are_the_defaults():
@@ -216,6 +273,18 @@ def test_an_abort_during_a_write_frees_nothing_that_still_moves(who):
         assert d.fault("a")
 
 
+def test_what_a_dead_engine_was_to_write_to_is_free_again():
+    fabric = HoldingFabric()
+    world = World(fabric)
+    p, d = world.pair()
+    d.decode("a", PROMPT, prefilled(world, p))
+    world.run(0.4)
+    d.scheduler.abort(["a"])
+    p.kill()
+    world.run(1.0)
+    assert d.used == 0
+
+
 def test_a_dead_engine_is_noticed_while_it_is_to_write():
     fabric = HoldingFabric()
     world = World(fabric)
@@ -250,3 +319,43 @@ def test_the_answer_to_an_earlier_try_is_not_taken_for_this_ones():
     world.run()
     assert d.ids("a") == expected_ids(PROMPT, 10)
     assert (p.used, d.used) == (0, 0)
+
+
+def test_an_engine_met_late_is_still_reached_within_the_handshake():
+    world = World()
+    p, d = world.pair()
+    params = prefilled(world, p)
+    assert p.member is not None
+    world.fabric.members.pop("p")
+    d.decode("a", PROMPT, params)
+    world.run(1.0)
+    assert "a" not in d.outputs
+    world.fabric.members["p"] = p.member
+    world.run()
+    assert d.ids("a") == expected_ids(PROMPT, 10)
+
+
+def test_a_lease_is_renewed_for_a_waiting_decode_side_in_push_mode_too():
+    world = World()
+    p, d = world.pair(lease_s=3.0, slots=1, timing_overrides={"decode_base_s": 0.1})
+    params = prefilled(world, p)
+    d.submit("long", [1], max_tokens=100)
+    world.run(0.2)
+    d.decode("a", PROMPT, params)
+    world.run()
+    assert d.ids("a") == expected_ids(PROMPT, 10)
+    assert p.scheduler.stats()["handovers_expired"] == 0
+
+
+def test_a_pushed_prompt_that_is_all_there_is_not_asked_for():
+    world = World()
+    p, d = world.pair()
+    for name in ("a", "b"):
+        p.prefill(name, PROMPT[:17])
+        world.run(0.4)
+        d.decode(name, PROMPT[:17], p.params(name))
+        world.run(0.4)
+        assert d.ids(name) == expected_ids(PROMPT[:17], 10)
+    assert p.used == 0, "told that its blocks are not needed"
+    assert p.scheduler.stats()["written_blocks"] == d.scheduler.stats()["fetched_blocks"] == 4
+    assert d.scheduler.stats()["failed_fetches"] == 0

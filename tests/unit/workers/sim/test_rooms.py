@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.workers.engine import Handover
+from headrace.workers.sim.settings import SequenceFaults
 from headrace.workers.sim.tokens import expected_ids
 from tests.support.sim_world import Node, World
 from tests.unit.workers.sim.handover_bench import PROMPT, RENDEZVOUS
@@ -78,3 +79,22 @@ def test_an_abort_of_one_side_frees_the_other(aborted, steps, together):
     assert (p.used, d.used) == (0, 0)
     assert p.scheduler.idle
     assert d.scheduler.idle
+
+
+def test_a_dead_peer_in_a_room_ends_with_a_fault_on_either_side():
+    world = World()
+    p, d = world.pair(**RENDEZVOUS)
+    meet(p, "prefill", "x", 1)
+    meet(d, "decode", "x", 1, faults=SequenceFaults(peer_dead=True))
+    world.run()
+    assert d.fault("x")
+    assert p.fault("x")
+    world = World()
+    p, d = world.pair(**RENDEZVOUS, timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0})
+    meet(p, "prefill")
+    meet(d, "decode")
+    world.run(1.0)
+    d.kill()
+    world.run()
+    assert p.fault("a")
+    assert p.used == 0

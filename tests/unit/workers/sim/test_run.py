@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from headrace.broker.blocks import MediaSpan, block_chain
 from headrace.workers.engine import StoredTensor
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.sim.tokens import expected_ids
+from headrace.workers.sim.engine import SimEngine
+from headrace.workers.sim.run import media_slots
+from headrace.workers.sim.tokens import bundled_vocabulary, expected_ids
 from tests.support.sim_world import SIZE, World
 
 
@@ -79,8 +81,24 @@ def test_a_wrong_item_is_refused(wrong):
     assert node.scheduler.idle
 
 
+def test_the_engine_says_what_it_takes():
+    assert SimEngine().capabilities.media == {"image", "video", "audio"}
+
+
 def embeds(*rows: float) -> StoredTensor:
     return StoredTensor("float32", (len(rows), 1), memoryview(struct.pack(f"<{len(rows)}f", *rows)))
+
+
+def test_a_prompt_of_embeddings_has_an_answer_and_blocks_of_its_own():
+    world = World()
+    node = world.node("n")
+    one, other = embeds(*range(8)), embeds(*range(1, 9))
+    for name, given_, cached in (("a", one, 0), ("b", other, 0), ("c", one, SIZE), ("zeros", None, 0)):
+        node.submit(name, [0] * 8, prompt_embeds=given_, max_tokens=6)
+        world.run()
+        assert node.outputs[name][0][1].cached_tokens == cached
+    assert node.ids("a") == node.ids("c")
+    assert len({tuple(node.ids(name)) for name in ("a", "b", "zeros")}) == 3
 
 
 def test_rows_and_tokens_of_a_prompt_must_be_as_many():
@@ -88,3 +106,11 @@ def test_rows_and_tokens_of_a_prompt_must_be_as_many():
     with pytest.raises(RequestInvalid, match="8 rows for 9 tokens") as caught:
         node.submit("a", [0] * 9, prompt_embeds=embeds(*range(8)))
     assert caught.value.param == "prompt_embeds"
+
+
+def test_kinds_are_taken_whose_placeholder_the_tokenizer_knows() -> None:
+    table = bundled_vocabulary().table
+    slots = media_slots(table, 64)
+    assert set(slots) == {"image", "video", "audio"}
+    assert all(table.token_bytes(slot.token).decode() == slot.text and slot.tokens == 64 for slot in slots.values())
+    assert media_slots(table, 0) == {}

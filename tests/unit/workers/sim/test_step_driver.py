@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.workers.engine import KvBatch, KvEvent
+from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.settings import Faults
 from headrace.workers.sim.step_driver import EventBuffer, pass_time, until_work
+from tests.unit.workers.sim.test_engine import sequence, started
 
 
 class FakeExchange:
@@ -45,6 +48,13 @@ async def test_other_engines_are_listened_to_while_a_step_runs():
     assert loop.time() >= until
 
 
+async def test_a_step_without_duration_gives_way_once():
+    others = []
+    asyncio.get_running_loop().call_soon(others.append, 1)
+    await pass_time(FakeExchange(None), 0.0, asyncio.get_running_loop().time)  # type: ignore[arg-type]
+    assert others
+
+
 async def test_while_blocks_move_it_looks_without_a_pause_and_others_run_in_between():
     exchange, others = FakeExchange(0.0, finds=50), 0
 
@@ -59,6 +69,17 @@ async def test_while_blocks_move_it_looks_without_a_pause_and_others_run_in_betw
     task.cancel()
     assert exchange.looks == 50
     assert others >= 49
+
+
+async def test_it_waits_for_work_for_what_is_due_and_for_its_next_look():
+    loop, work = asyncio.get_running_loop(), asyncio.Event()
+    async with asyncio.timeout(5):
+        loop.call_later(0.01, work.set)
+        await until_work(FakeScheduler(FakeExchange(None)), work)  # type: ignore[arg-type]
+        work.clear()
+        await until_work(FakeScheduler(FakeExchange(None), due_in_s=0.01), work)  # type: ignore[arg-type]
+        work.clear()
+        await until_work(FakeScheduler(FakeExchange(0.01)), work)  # type: ignore[arg-type]
 
 
 class Repairing:
@@ -137,6 +158,28 @@ async def numbers(buffer: EventBuffer, count: int) -> list[int]:
     return seen
 
 
+async def test_batches_are_numbered_without_gaps():
+    assert await numbers(EventBuffer(), 5) == [0, 1, 2, 3, 4]
+
+
+async def test_lost_and_late_batches_are_seen_by_their_numbers():
+    assert await numbers(EventBuffer(faults=Faults(kv_drop_every=3)), 7) == [0, 1, 3, 4, 6]
+    assert await numbers(EventBuffer(faults=Faults(kv_reorder_every=3)), 8) == [0, 1, 3, 2, 4, 6, 5, 7]
+
+
+async def test_what_is_kept_for_replay_is_bounded_and_has_no_holes():
+    buffer = EventBuffer(replay=3)
+    reader = buffer.read(list)
+    await anext(reader)
+    for value in range(5):
+        buffer.put([KvEvent(kind="stored", hashes=[value])], list)
+    assert [batch.number for batch in buffer.replay(0)] == [2, 3, 4]
+    assert [batch.number for batch in buffer.replay(4)] == [4]
+    await reader.aclose()
+    buffer.put([], list)
+    assert buffer.replay(0) == []
+
+
 async def test_a_reader_that_begins_during_a_step_is_not_told_twice_what_it_did():
     buffer = EventBuffer(replay=8)
     reader = buffer.read(lambda: [KvEvent(kind="stored", hashes=[7])], ahead=True)
@@ -147,3 +190,26 @@ async def test_a_reader_that_begins_during_a_step_is_not_told_twice_what_it_did(
     assert (during.number, list(during)) == (0, [])
     assert (after.number, after[0].hashes) == (1, [8])
     await reader.aclose()
+
+
+async def test_the_engine_replays_what_it_lost():
+    faults = {"kv_drop_every": 2}
+    async with started(block_size=4, context_length=128, faults=faults) as bench:
+        reader = bench.engine.kv_events()
+        first = await anext(reader)
+        assert isinstance(first, KvBatch)
+        assert first.number == -1
+        for n in range(3):
+            await bench.engine.submit(sequence(str(n), [n] * 4, max_tokens=1))
+            await bench.until(lambda n=n: bench.finished(str(n)))
+        async with asyncio.timeout(5):
+            seen = [await anext(reader) for _ in range(2)]
+        assert [batch.number for batch in seen] == [0, 2]
+        replayed = await bench.engine.control("replay_kv_events", {"from": 1})
+        assert [batch["number"] for batch in replayed["batches"]] == [1, 2]
+        assert replayed["next"] == 3
+        (event,) = replayed["batches"][0]["events"]
+        assert (event["kind"], event["tier"], event["token_ids"]) == ("stored", "device", [1] * 4)
+        for wrong in (-1, "x"):
+            with pytest.raises(RequestInvalid):
+                await bench.engine.control("replay_kv_events", {"from": wrong})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.blocks import block_chain
 from headrace.workers.engine import KvEvent
-from headrace.workers.sim.blocks import BlockManager, Content
+from headrace.workers.sim.blocks import BlockManager, Content, LowerTiers
 from headrace.workers.sim.decode_side import Loader
 from headrace.workers.sim.run import SequenceRun
 from headrace.workers.sim.settings import SimSettings, TimingModel
 from headrace.workers.sim.tokens import bundled_vocabulary, expected_ids
+from tests.support.sim_replay import replay
 from tests.support.sim_world import NO_FAULTS, SIZE, World, contents, sequence
 
 SMALL = {"blocks": 8, "context_length": 32}
@@ -55,6 +57,70 @@ def test_evicted_blocks_go_down_and_a_prefix_found_there_comes_back():
     after = truth(node.manager)
     assert {("device", value) for value in chain} <= after
     assert not {(tier, value) for tier, value in after if tier != "device" and value in chain}, "it moved"
+
+
+def test_every_move_is_an_event_with_its_tier():
+    world = World()
+    node = world.node("n", **SMALL, host_blocks=4, disk_blocks=4)
+    for n in range(3):
+        node.submit(str(n), [n] * 29, max_tokens=1)
+        world.run()
+    assert {(event.kind, event.tier) for event in node.events} == {
+        ("stored", "device"),
+        ("removed", "device"),
+        ("stored", "host"),
+        ("removed", "host"),
+        ("stored", "disk"),
+        ("removed", "disk"),
+    }
+    lower = next(event for event in node.events if event.tier == "host" and event.kind == "stored")
+    assert len(lower.token_ids) == SIZE
+
+
+def test_a_load_takes_the_time_of_its_bytes_on_each_tier():
+    world = World()
+    timing = {"kv_bytes_per_token": 1.0, "host_bytes_per_s": 8.0, "disk_bytes_per_s": 4.0}
+    node = world.node("n", **SMALL, host_blocks=4, disk_blocks=8, timing_overrides=timing)
+    for name, fill in (("a", 1), ("b", 2)):
+        node.submit(name, [fill] * 29, max_tokens=1)
+        world.run()
+    began = world.now
+    node.submit("c", [1] * 29, max_tokens=1)
+    node.submit("other", [3], max_tokens=1)
+    world.run()
+    assert node.ended_at("c") - began == pytest.approx(max(4 * SIZE / 8.0, 3 * SIZE / 4.0))
+    assert node.ended_at("other") == began
+
+
+def test_an_abort_during_a_load_leaves_the_content_where_it_was():
+    world = World()
+    node = world.node("n", **SMALL, host_blocks=8, timing_overrides={"kv_bytes_per_token": 1.0, "host_bytes_per_s": 1.0})
+    for name, fill in (("a", 1), ("b", 2)):
+        node.submit(name, [fill] * 29, max_tokens=1)
+        world.run()
+    node.submit("c", [1] * 29)
+    world.run(5.0)
+    assert node.used == 7
+    node.scheduler.abort(["c"])
+    assert node.used == 0
+    node.submit("e", [1] * 29, max_tokens=1)
+    world.run()
+    assert node.outputs["e"][0][1].cached_tokens == 28
+
+
+def test_what_is_being_loaded_is_not_pushed_out():
+    events: list[KvEvent] = []
+    tiers = LowerTiers(1, 1, events.append)
+    first, second, third = (Content(n, None, (n,), None, None) for n in range(3))
+    tiers.put(first)
+    assert tiers.pin("host", 0) is first
+    tiers.put(second)
+    assert (tiers.find(0), tiers.find(1)) == ("host", "disk")
+    tiers.put(third)
+    assert (tiers.find(0), tiers.find(1), tiers.find(2)) == ("host", None, "disk")
+    tiers.unpin("host", 0, moved=True)
+    assert tiers.find(0) is None
+    tiers.check()
 
 
 def test_a_load_without_room_lets_go_of_all_it_found():
@@ -128,3 +194,12 @@ def test_answers_books_and_events_are_right_whatever_moves_where(drawn, host, di
     view: set[tuple[str, int]] = set()
     apply(view, node.events)
     assert view == truth(node.manager)
+
+
+def test_a_replay_offline_waits_for_loads_too():
+    timing = {"kv_bytes_per_token": 1.0, "host_bytes_per_s": 8.0}
+    options = SimSettings(block_size=SIZE, **SMALL, host_blocks=16, timing_overrides=timing)
+    work = [(float(n), sequence(str(n), [n % 2] * 29, max_tokens=1)) for n in range(3)]
+    done = replay(work, options)
+    assert [line.cached_tokens for line in done.timelines] == [0, 0, 28]
+    assert [line.ttft_s for line in done.timelines] == pytest.approx([0.0, 0.0, 7 * SIZE / 8.0])

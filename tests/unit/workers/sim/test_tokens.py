@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -25,10 +26,14 @@ from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.tokens import (
     BUNDLED_TOKENIZER,
+    SimAnswer,
     Speller,
     Vocabulary,
     bundled_vocabulary,
+    expected_ids,
     expected_text,
+    read_script,
+    scripted,
 )
 from tests.support.sim_replay import replay
 from tests.support.sim_world import NO_FAULTS
@@ -73,6 +78,42 @@ def test_the_text_comes_out_as_it_went_in_and_then_the_answer_ends(text):
     assert (ids[-1], finish) == (EOS, "stop")
     assert b"".join(bundled_vocabulary().table.token_bytes(token) for token in ids[:-1]) == text.encode()
     assert text_of(ids[:-1]) == text
+
+
+def test_the_longest_token_is_taken():
+    table = bundled_vocabulary().table
+    pieces = [table.token_bytes(token) for token in said(asked("understanding the weather"))[0][:-1]]
+    assert pieces == [b"understanding", b" the", b" weather"]
+
+
+def test_tokens_are_the_same_whatever_was_emitted_before():
+    whole, _ = said(asked('{"a": "日本 🙂"} <think>\n'))
+    for cut in range(len(whole)):
+        assert said(asked('{"a": "日本 🙂"} <think>\n', emitted=whole[:cut])) == (whole[cut:], "stop")
+
+
+def test_max_tokens_cuts_it():
+    ids, finish = said(asked("one two three", max_tokens=2))
+    assert (text_of(ids), finish) == ("one two", "length")
+
+
+def test_it_goes_on_with_words_where_it_may_not_end():
+    script = said(asked("one two three"))[0][:-1]
+    longer, finish = said(asked("one two three", min_tokens=10))
+    assert (len(longer), longer[:3], longer[-1], finish) == (11, script, EOS, "stop")
+    endless, finish = said(asked("one two three", ignore_eos=True, max_tokens=50))
+    assert (len(endless), endless[:3], finish) == (50, script, "length")
+    assert EOS not in endless
+    assert endless[:10] == longer[:10]
+
+
+def test_an_end_token_in_the_text_ends_it():
+    ids, finish = said(asked("one<|im_end|>two"))
+    assert (text_of(ids[:-1]), ids[-1], finish) == ("one", EOS, "stop")
+
+
+def test_an_empty_text_ends_at_once():
+    assert said(asked("")) == ([EOS], "stop")
 
 
 def tokenizer_with(folder, *added: AddedToken, eos: str = "</s>") -> Vocabulary:
@@ -126,6 +167,11 @@ def test_a_text_that_cannot_be_spelled_is_refused_and_leaves_nothing_behind(tmp_
         answer_to(asked("cats", ignore_eos=True), Vocabulary.load(tmp_path))
 
 
+def test_a_sequence_that_prescribes_nothing_answers_as_ever():
+    plain = Sequence(id="p", token_ids=PROMPT, prompt_tokens=3, sampling=Sampling(max_tokens=30))
+    assert said(plain)[0] == expected_ids(PROMPT, 30)
+
+
 async def test_the_tables_for_spelling_are_made_beside_the_event_loop(monkeypatch):
     threads = []
     prepare = Speller.prepare
@@ -145,6 +191,15 @@ async def test_the_tables_for_spelling_are_made_beside_the_event_loop(monkeypatc
     await engine.stop(1.0)
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+def test_the_first_rule_of_a_script_that_is_found_in_the_prompt_gives_the_answer(tmp_path):
+    spell, table = bundled_vocabulary().speller.spell, bundled_vocabulary().table
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"when": "tool\n3 files", "say": "Three."}, {"when": r"(?i)list\b", "say": "ls"}]))
+    rules = read_script(str(script))
+    for prompt, answer in {"List them.": "ls", "List them.\ntool\n3 files": "Three.", "Listen.": None}.items():
+        assert scripted(rules, table, spell(prompt, param="prompt")) == answer
 
 
 @pytest.mark.parametrize(
@@ -192,6 +247,36 @@ async def test_an_engine_answers_by_its_script_where_the_request_prescribes_noth
     assert {name: text_of(ids[:-1]) for name, ids in said.items()} == {"plain": "by the script", "own": "its own"}
 
 
+prompts = st.lists(st.integers(0, 49151), max_size=20)
+
+
+@given(prompts, st.integers(0, 300), st.integers(0, 300))
+def test_a_longer_answer_begins_with_the_shorter_one(prompt, one, other):
+    short, long = sorted((one, other))
+    assert expected_ids(prompt, long)[:short] == expected_ids(prompt, short)
+
+
+def test_the_answer_to_a_prompt_never_changes():
+    """Written down: other tests, and other machines, rely on the same answer."""
+    assert expected_ids([1, 2, 3], 6) == [28, 5454, 2073, 28, 7167, 28]
+
+
+def test_prompt_adapter_and_seed_each_change_the_answer():
+    answers = [
+        expected_ids([1, 2, 3], 20),
+        expected_ids([1, 2, 4], 20),
+        expected_ids([1, 2, 3], 20, adapter="a"),
+        expected_ids([1, 2, 3], 20, sampling=Sampling(seed=1)),
+        expected_ids([1, 2, 3], 20, sampling=Sampling(seed=2)),
+    ]
+    assert len({tuple(answer) for answer in answers}) == 5
+
+
+def test_a_seed_means_nothing_at_temperature_zero():
+    greedy = [expected_ids([5], 20, sampling=Sampling(temperature=0.0, seed=seed)) for seed in (None, 1, 2)]
+    assert greedy[0] == greedy[1] == greedy[2]
+
+
 def test_answers_look_like_text_with_some_characters_of_several_tokens():
     text = expected_text([7, 7], 2000)
     words = text.split()
@@ -199,6 +284,52 @@ def test_answers_look_like_text_with_some_characters_of_several_tokens():
     assert mean(len(word) for word in words) > 3
     assert any(ord(char) > 0xFFFF for char in text)
     assert "\ufffd" not in text[:-1]
+
+
+@given(prompts, st.integers(0, 40))
+def test_min_tokens_holds_off_the_end(prompt, least):
+    ids = expected_ids(prompt, 400, sampling=Sampling(min_tokens=least), mean_tokens=5.0)
+    assert len(ids) > least
+    assert ids[-1] == EOS
+    assert EOS not in ids[:-1]
+
+
+def test_ignore_eos_runs_to_the_limit():
+    assert len(expected_ids([1], 500, sampling=Sampling(ignore_eos=True), mean_tokens=2.0)) == 500
+
+
+def test_lengths_have_the_mean_that_was_asked_for():
+    lengths = [len(expected_ids([n], 2000, mean_tokens=50.0)) for n in range(600)]
+    assert mean(lengths) == pytest.approx(50, rel=0.15)
+    assert len(set(lengths)) > 50
+
+
+def test_few_answers_are_much_shorter_or_longer_than_the_mean():
+    lengths = sorted(len(expected_ids([n], 2000, mean_tokens=192.0)) for n in range(400))
+    assert lengths[0] > 20
+    assert 50 < lengths[20] < 100  # one in twenty is shorter
+    assert 330 < lengths[-20] < 500  # one in twenty is longer
+
+
+def test_a_stop_token_ends_the_answer_and_is_its_last():
+    plain = expected_ids([9], 50)
+    stop = plain[20]
+    ids = expected_ids([9], 50, sampling=Sampling(stop_token_ids=[stop]))
+    assert ids == plain[: plain.index(stop) + 1]
+
+
+@given(prompts, st.integers(0, 200), st.integers(0, 20))
+def test_logprobs_are_a_distribution_with_the_token_on_top(prompt, index, top):
+    answer = SimAnswer(bundled_vocabulary(), prompt, sampling=Sampling())
+    row = answer.logprob(index, 100, top)
+    assert row == answer.logprob(index, 100, top)
+    assert len(row.top) == top
+    values = [logprob for _, _, logprob in row.top]
+    assert values == sorted(values, reverse=True)
+    assert sum(math.exp(value) for value in values) <= 1.0
+    assert len({token for token, _, _ in row.top}) == top
+    if top:
+        assert row.top[0] == (100, row.token, row.logprob)
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> Path:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.trtllm.contract import (
+    USED,
     Used,
+    check_package,
     differences,
     load_installed,
+    missing_here,
+    release_line,
     takes,
 )
 from tests.support import tensorrt_llm_stand_in as stand_in
@@ -24,6 +29,21 @@ def test_the_stand_in_has_all_that_is_used(version: str) -> None:
         installed = load_installed()
         assert (installed.version, installed.line) == (version, version[:3])
         assert installed.priority == (version == stand_in.V1_3)
+
+
+@pytest.mark.parametrize("used", USED, ids=lambda used: used.label)
+def test_each_missing_object_is_one_sentence(used: Used) -> None:
+    def load(name: str) -> Any:
+        module = importlib.import_module(name)
+        if name == used.module and "." not in used.path:
+            return type("Module", (), {one: getattr(module, one) for one in dir(module) if one != used.path})
+        return module
+
+    with stand_in.installed():
+        if "." in used.path:
+            return
+        told = differences((used,), load)
+        assert told == [f"{used.label} does not exist."]
 
 
 def test_missing_arguments_fields_and_members_are_named() -> None:
@@ -81,3 +101,22 @@ def test_a_package_that_cannot_be_imported_is_told_with_what_the_machine_lacks(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngineStartFailed, match=r"cannot be imported \(OSError: libnvinfer"):
         load_installed()
+
+
+def test_what_the_machine_lacks_is_listed() -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    told = missing_here({"PATH": "/nowhere"}, library=no_library)
+    assert [sentence.split("(")[0].strip() for sentence in told] == [
+        "There is no NVIDIA driver",
+        "There is no CUDA driver library",
+        "The Python package tensorrt_llm is not installed.",
+    ]
+    with stand_in.installed():
+        assert missing_here({"PATH": "/nowhere"}, library=lambda _: None) == [told[0]]
+        check_package()
+
+
+def test_release_lines() -> None:
+    assert [release_line(version) for version in ("1.2.1", "1.3.0rc24", "2.0")] == ["1.2", "1.3", "2.0"]

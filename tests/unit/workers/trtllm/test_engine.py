@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import EngineConfig, Handover
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.trtllm.engine import TrtllmEngine
+from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import running, sequence, versions
 
 
@@ -118,6 +120,12 @@ async def test_a_start_that_fails_says_why() -> None:
     with pytest.raises(EngineStartFailed, match="out of memory"):
         async with running(options={"fails_to_start": "CUDA out of memory"}):
             pass
+
+
+async def test_a_model_without_its_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with stand_in.installed(), pytest.raises(EngineStartFailed, match=r"cannot read .*config.json"):
+        await TrtllmEngine().start(EngineConfig(model=str(tmp_path / "empty"), served_name="m"), lambda _: None)
 
 
 async def test_where_the_package_is_not_installed_the_start_names_what_is_missing() -> None:

@@ -12,7 +12,7 @@ from headrace.broker.blocks import block_chain
 from headrace.workers.engine import KvBatch, KvEvent
 from headrace.workers.errors import UnsupportedByEngine
 from headrace.workers.kv.translator import Translator
-from headrace.workers.trtllm.kv_feed import CacheLedger, KvFeed, KvFeeds
+from headrace.workers.trtllm.kv_feed import CacheLedger, KvFeed, KvFeeds, hash_number
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import (
     PROMPT,
@@ -115,6 +115,45 @@ def kinds(events: list[KvEvent]) -> list[tuple[str, str, tuple[int, ...]]]:
     return [(one.kind, one.tier, tuple(one.hashes)) for one in events]
 
 
+def test_blocks_are_stored_with_their_parents_and_removed() -> None:
+    ledger = CacheLedger(SIZE)
+    events = ledger.apply([created(), stored(1, None, block(10, [1, 2, 3, 4]), block(11, [5, 6, 7, 8])), removed(2, 11)]).events
+    assert kinds(events) == [("stored", "device", (10,)), ("stored", "device", (11,)), ("removed", "device", (11,))]
+    assert [(one.parent, tuple(one.token_ids)) for one in events[:2]] == [(None, (1, 2, 3, 4)), (10, (5, 6, 7, 8))]
+    assert kinds(ledger.inventory()) == [("stored", "device", (10,))]
+    assert ledger.levels == (100, 50)
+
+
+def test_a_partial_block_is_neither_told_nor_missed_when_it_goes() -> None:
+    ledger = CacheLedger(SIZE)
+    events = ledger.apply([created(), stored(1, None, block(10, [1, 2, 3, 4]), block(11, [5])), removed(2, 11)]).events
+    assert kinds(events) == [("stored", "device", (10,))]
+
+
+def test_a_block_that_goes_to_host_memory_changes_its_tier() -> None:
+    ledger = CacheLedger(SIZE)
+    ledger.apply([created(), stored(1, None, block(10, [1, 2, 3, 4]))])
+    assert kinds(ledger.apply([moved(2, 10, 1, 0)]).events) == [("stored", "host", (10,)), ("removed", "device", (10,))]
+    assert kinds(ledger.apply([removed(3, 10)]).events) == [("removed", "host", (10,))]
+
+
+def test_a_change_of_priority_alone_changes_nothing() -> None:
+    ledger = CacheLedger(SIZE)
+    ledger.apply([created(), stored(1, None, block(10, [1, 2, 3, 4]))])
+    update = {"type": "updated", "block_hash": 10, "cache_level": None, "priority": {"new_value": 1, "old_value": 2}}
+    assert ledger.apply([event(2, update)]).events == []
+
+
+def test_a_gap_clears_what_is_known_of_that_rank_and_keeps_the_others() -> None:
+    feeds = KvFeeds(SIZE, ranks=2)
+    for rank in (0, 1):
+        feeds.put([created(attention_dp_rank=rank), stored(1, None, block(10 + rank, [1, 2, 3, 4]), attention_dp_rank=rank)])
+    feeds.put([stored(5, None, block(20, [9, 9, 9, 9]), attention_dp_rank=0)])
+    assert kinds(feeds[0].inventory()) == [("stored", "device", (20,))]
+    assert kinds(feeds[1].inventory()) == [("stored", "device", (11,))]
+    assert [batch.partial for batch in (feeds[0].replay(0)[-1], feeds[1].replay(0)[-1])] == [True, False]
+
+
 @pytest.mark.parametrize("bad", [stored(2, None, block(20, [9, 9, 9, 9]), attention_dp_rank=2), "nonsense"])
 def test_an_event_of_no_rank_that_the_engine_has_leaves_nothing_certain_of_any_rank(bad: Any) -> None:
     feeds = KvFeeds(SIZE, ranks=2)
@@ -123,6 +162,12 @@ def test_an_event_of_no_rank_that_the_engine_has_leaves_nothing_certain_of_any_r
     feeds.put([bad])
     assert [feeds[rank].inventory() for rank in (0, 1)] == [[], []]
     assert all(feeds[rank].replay(0)[-1].partial for rank in (0, 1))
+
+
+def test_a_first_event_that_is_not_the_first_is_a_gap() -> None:
+    ledger = CacheLedger(SIZE)
+    assert kinds(ledger.apply([stored(7, None, block(10, [1, 2, 3, 4]))]).events)[0][0] == "cleared"
+    assert ledger.partial
 
 
 def test_a_cache_that_is_made_anew_begins_empty_and_is_wholly_known() -> None:
@@ -179,6 +224,10 @@ def test_an_event_that_cannot_be_read_leaves_nothing_certain(bad: Any) -> None:
     ledger.apply([created(), stored(1, None, block(10, [1, 2, 3, 4]))])
     assert kinds(ledger.apply([bad]).events)[-1:] == [("cleared", "device", ())]
     assert ledger.inventory() == []
+
+
+def test_hashes_are_64_bits() -> None:
+    assert [hash_number(one) for one in (-1, "0f", 1 << 64)] == [(1 << 64) - 1, 15, 0]
 
 
 moves = st.lists(

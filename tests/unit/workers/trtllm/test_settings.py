@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
-from headrace.workers.trtllm.settings import LOG_LEVELS
+from headrace.workers.trtllm.settings import LOG_LEVELS, prepare_environment
 from headrace.workers.trtllm.start import local_folder, read_model
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.unit.workers.trtllm.engine_bench import PROMPT, CacheView, follow, running, sequence, versions
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("debug", "verbose"), ("INFO", "info"), ("warning", "warning"), ("odd", "info")])
+def test_the_log_level_is_handed_on_in_its_own_words(ours: str, theirs: str) -> None:
+    environ = {"HEADRACE_LOG_LEVEL": ours}
+    prepare_environment(environ)
+    assert environ["TLLM_LOG_LEVEL"] == theirs
+    kept = {"TLLM_LOG_LEVEL": "trace"}
+    prepare_environment(kept)
+    assert kept["TLLM_LOG_LEVEL"] == "trace"
 
 
 def test_every_log_level_of_ours_has_one_of_theirs() -> None:

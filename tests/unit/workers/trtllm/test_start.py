@@ -14,10 +14,13 @@ import pytest
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.trtllm.start import (
     LoadMeter,
+    attention_ranks,
     check_launch,
     keep_polling,
     launch_command,
     poll_once,
+    shared_by,
+    world_size,
 )
 
 LEADER = {"TLLM_SPAWN_PROXY_PROCESS": "1", "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR": "tcp://127.0.0.1:10012", "tllm_mpi_size": "8"}
@@ -33,6 +36,14 @@ export tllm_mpi_size=${SLURM_NTASKS:-${OMPI_COMM_WORLD_SIZE:-1}}
 unset SLURM_PROCID SLURM_NTASKS OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK
 exec "$@"
 """
+
+
+def test_sizes_follow_from_the_settings() -> None:
+    assert (world_size({}), world_size(EIGHT), world_size({"context_parallel_size": 3})) == (1, 8, 3)
+    assert attention_ranks(EIGHT) == 1
+    assert attention_ranks(EIGHT | {"enable_attention_dp": True}) == 4
+    assert shared_by({"tensor_parallel_size": 1, "moe_expert_parallel_size": None}) == {}
+    assert shared_by(EIGHT | {"moe_expert_parallel_size": 4}) == {"tensor": 4, "pipeline": 2, "expert": 4}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,14 @@ def row(active: int, used: int, **fields: object) -> dict[str, object]:
     }
 
 
+def test_the_rows_of_all_ranks_are_added() -> None:
+    meter = LoadMeter(2, clock=lambda: 0.0)
+    meter.note([row(2, 10, attentionDpRank=0), row(3, 20, attentionDpRank=1)])
+    load = meter.read(mine=7, blocks=200, slots=8)
+    assert (load.running, load.waiting, load.blocks_used, load.blocks_total) == (5, 2, 30, 200)
+    assert (load.step_s, load.step_prefill_tokens, load.step_decodes, meter.blocks) == (0.02, 128, 5, 200)
+
+
 def test_each_rank_has_its_own_load_and_prompts_without_a_rank_are_shared_out() -> None:
     meter = LoadMeter(2, clock=lambda: 0.0)
     meter.note([row(2, 10, attentionDpRank=0, numQueuedRequests=4), row(3, 20, attentionDpRank=1)])
@@ -104,6 +123,12 @@ def test_each_rank_has_its_own_load_and_prompts_without_a_rank_are_shared_out() 
     assert [part.blocks_total for part in meter.read(mine=0, blocks=200, slots=8).ranks] == [100, 100]
 
 
+def test_rows_without_a_rank_stand_for_all_ranks() -> None:
+    meter = LoadMeter(2, clock=lambda: 0.0)
+    meter.note([row(2, 10)])
+    assert (meter.blocks, meter.read(mine=4, blocks=200, slots=8).running) == (200, 4)
+
+
 def test_stale_rows_do_not_say_what_runs_and_an_idle_engine_has_nothing() -> None:
     now = [0.0]
     meter = LoadMeter(clock=lambda: now[0])
@@ -111,6 +136,22 @@ def test_stale_rows_do_not_say_what_runs_and_an_idle_engine_has_nothing() -> Non
     now[0] = 5.0
     assert meter.read(mine=4, blocks=100, slots=8).running == 4
     assert meter.read(mine=0, blocks=100, slots=8).blocks_used == 0
+
+
+def test_rows_may_lack_their_parts() -> None:
+    meter = LoadMeter(clock=lambda: 0.0)
+    meter.note([{"kvCacheStats": None, "inflightBatchingStats": None}, {}])
+    assert (meter.blocks, meter.read(mine=2, blocks=9, slots=1).waiting) == (0, 2)
+
+
+def test_prompts_without_a_token_are_queued() -> None:
+    meter = LoadMeter(clock=lambda: 0.0)
+    meter.queued("a", 100)
+    meter.queued("b", -5)
+    assert meter.read(mine=2, blocks=9, slots=1).queued_prefill_tokens == 100
+    meter.gone("a")
+    meter.gone("a")
+    assert meter.read(mine=2, blocks=9, slots=1).queued_prefill_tokens == 0
 
 
 class Iterator:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.messages.frames import TokenLogprob
 from headrace.broker.messages.requests import Sampling
-from headrace.workers.engine import Handover, Output, Sequence
+from headrace.workers.engine import Fault, Handover, Output, Sequence
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid
 from headrace.workers.vllm.convert import CORE_GONE, CoreEngine, to_compute, to_output
 
@@ -45,11 +45,32 @@ def converted(asked: Sequence, given: Any, *, first: bool = False, hits: int | N
     return to_output(asked, given, first=first, eos=EOS, token_bytes=lambda token: b"<%d>" % token, local_hits=hits)
 
 
+def test_a_delta_carries_its_ids() -> None:
+    assert converted(sequence(), result([3, 4])) == Output("r-1-0", [3, 4])
+
+
+def test_cached_tokens_come_with_the_first_output_only() -> None:
+    assert converted(sequence(), result([3], cached=32), first=True).cached_tokens == 32
+    assert converted(sequence(), result([3], cached=32)).cached_tokens is None
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("stop", "stop"), ("length", "length"), ("abort", "abort"), ("repetition", "stop")]
 )
 def test_finish_reasons_are_translated(theirs: str, ours: str) -> None:
     assert converted(sequence(), result([3], finish=theirs)).finish == ours
+
+
+def test_an_engine_error_is_a_fault_that_may_be_tried_again() -> None:
+    output = converted(sequence(), result([], finish="error"))
+    assert output.finish is None
+    assert isinstance(output.fault, Fault)
+    assert output.fault.retriable
+
+
+def test_ending_on_an_end_token_names_no_stop() -> None:
+    assert converted(sequence(), result([2], finish="stop")).stop is None
+    assert converted(sequence(), result([7], finish="stop", stop=7)).stop is None  # a second end token of the generation config
 
 
 def test_ending_on_a_stop_token_names_it() -> None:
@@ -75,6 +96,11 @@ def test_logprobs_carry_bytes_and_the_best_alternatives_first() -> None:
     position = {4: entry(-2.0, 3), 11: entry(-0.5, 1), 12: entry(-1.0, 2)}
     output = converted(sequence(logprobs=2), result([4], logprobs=[position]))
     assert output.logprobs == [TokenLogprob(4, b"<4>", -2.0, [(11, b"<11>", -0.5), (12, b"<12>", -1.0)])]
+
+
+def test_no_alternatives_asked_none_given() -> None:
+    output = converted(sequence(logprobs=0), result([4], logprobs=[{4: entry(-2.0, 3)}]))
+    assert output.logprobs == [TokenLogprob(4, b"<4>", -2.0, [])]
 
 
 PREFILL = Handover(kind="prefill")
@@ -114,6 +140,10 @@ def test_an_error_after_the_first_token_is_none_of_the_transfer() -> None:
     output = converted(sequence(handover=DECODE), result([], finish="error"))
     assert output.fault is not None
     assert output.fault.code == "engine_error"
+
+
+def test_fetched_tokens_do_not_count_as_cached() -> None:
+    assert converted(sequence(handover=DECODE), result([3], cached=96), first=True, hits=32).cached_tokens == 32
 
 
 def test_of_a_fetched_prompt_one_token_is_to_be_computed() -> None:

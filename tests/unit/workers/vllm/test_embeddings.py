@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.errors import EngineStartFailed
+from headrace.workers.vllm import embeddings
 from headrace.workers.vllm.embeddings import (
     SAMPLE,
     Embeddings,
@@ -22,6 +23,7 @@ from headrace.workers.vllm.embeddings import (
     hands_over_embeddings,
     model_files,
     model_identity,
+    namespace,
     pack,
     settings_identity,
     transfer_config,
@@ -48,6 +50,13 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_same_files_are_the_same_model_wherever_they_lie(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    copy = tmp_path_factory.mktemp("copy")
+    for path in model.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    assert model_identity(copy) == model_identity(model)
+
+
 @pytest.mark.parametrize("change", ["first tensor", "second tensor", "config", "more weights", "other form"])
 def test_what_changes_the_numbers_is_another_model(model: Path, change: str) -> None:
     before = model_identity(model)
@@ -65,6 +74,12 @@ def test_what_changes_the_numbers_is_another_model(model: Path, change: str) -> 
     assert model_identity(model) != before
 
 
+def test_a_model_may_be_a_single_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"weights")
+    (tmp_path / "b.gguf").write_bytes(b"others")
+    assert model_identity(tmp_path / "a.gguf") != model_identity(tmp_path / "b.gguf")
+
+
 def test_a_model_of_a_hub_is_its_snapshot_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -76,6 +91,12 @@ def test_a_model_of_a_hub_is_its_snapshot_on_this_machine(tmp_path: Path, monkey
     assert model_files("org/there", "v1") == tmp_path / "v1"
     with pytest.raises(EngineStartFailed, match="the files of org/absent are not on this machine"):
         model_files("org/absent", None)
+
+
+def test_a_readme_is_no_part_of_the_model(model: Path) -> None:
+    before = model_identity(model)
+    (model / "README.md").write_text("the same model")
+    assert model_identity(model) == before
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
@@ -98,6 +119,12 @@ def test_a_setting_that_may_change_embeddings_is_in_the_identity_and_one_that_ca
     assert settings_identity({"dtype": "float32", "max_num_seqs": 3, "seed": 2}, without=("seed",)) == plain
     assert settings_identity({"dtype": "bfloat16"}) != plain
     assert settings_identity({"dtype": "float32", "a_setting_to_come": 1}) != plain
+
+
+def test_every_part_is_in_the_namespace() -> None:
+    assert namespace("a", 1) != namespace("a", 2)
+    assert namespace("ab", "c") != namespace("a", "bc")
+    assert len(namespace("a")) == 24
 
 
 def config(role: Role = Role.AGGREGATED, model: str = "m", **args: Any) -> EngineConfig:
@@ -197,6 +224,11 @@ def test_no_name_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "up").read_bytes() == b"other"
 
 
+def test_nobody_else_of_the_machine_may_look_into_the_folder(tmp_path: Path) -> None:
+    LentItems(tmp_path / "items")
+    assert (tmp_path / "items").stat().st_mode & 0o077 == 0
+
+
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -224,3 +256,11 @@ def test_a_record_with_too_few_or_too_many_bytes_is_refused(change: int) -> None
 def test_a_type_of_numbers_that_no_record_has_is_named() -> None:
     with pytest.raises(UnusableEmbeddings, match=r"'int8'.*float32"):
         pack(Embeddings(1, 1, "int8", b"1"))
+
+
+def test_what_is_too_large_or_empty_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "MOST_BYTES", 40)
+    pack(Embeddings(5, 2, "float32", bytes(40)))
+    for rows, width in ((11, 1), (0, 4), (4, 0)):
+        with pytest.raises(UnusableEmbeddings, match=f"{rows} rows of {width}"):
+            pack(Embeddings(rows, width, "float32", bytes(rows * width * 4)))

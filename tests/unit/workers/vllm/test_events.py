@@ -18,6 +18,15 @@ def batch(*events: dict[str, object]) -> KvBatch:
     return read_batch(3, msgspec.msgpack.encode([1.5, list(events), 0]))
 
 
+def test_a_stored_block():
+    more = {"lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [None], "group_idx": 1, "kind_to_come": "x"}
+    read = batch(STORED | more)
+    assert (read.number, read.partial) == (3, False)
+    (event,) = read
+    assert (event.kind, event.tier, event.hashes, event.parent, event.token_ids) == ("stored", "device", [5], 4, [1, 2])
+    assert (event.adapter, event.salt, event.media, event.group, event.block_size) == (None, None, [], 1, 2)
+
+
 def test_removed_and_cleared():
     removed, cleared = batch({"type": "BlockRemoved", "block_hashes": [5, 6], "medium": "CPU"}, {"type": "AllBlocksCleared"})
     assert (removed.kind, removed.tier, removed.hashes, removed.group) == ("removed", "host", [5, 6], None)
@@ -31,6 +40,17 @@ def test_the_content_of_blocks_is_taken_from_the_device_alone(medium):
     assert (event.hashes, event.token_ids) == ([5], ())
 
 
+def test_mediums_are_tiers():
+    tiers = [batch(STORED | {"medium": medium})[0].tier for medium in ("GPU", "CPU", "cpu", "STORAGE", None)]
+    assert tiers == ["device", "host", "host", "disk", "device"]
+
+
+def test_raw_digests_are_shortened_as_vllm_does():
+    digest = bytes(range(32))
+    (event,) = batch(STORED | {"block_hashes": [digest], "parent_block_hash": digest})
+    assert event.hashes == [event.parent] == [int.from_bytes(digest[24:], "big")]
+
+
 def test_adapter_salt_and_media_come_in_the_extra_keys():
     keys = [["a", ["00000000000000ff", 3], "tenant"], ["a", ["00000000000000ff", -1], ["other", 1]]]
     stored = STORED | {"block_hashes": [5, 6], "parent_block_hash": None, "token_ids": [1, 2, 3, 4], "lora_name": "a"}
@@ -38,6 +58,11 @@ def test_adapter_salt_and_media_come_in_the_extra_keys():
     assert (event.adapter, event.salt) == ("a", "tenant")
     assert event.media == [((255, 3),), ((255, 0), (media_digest("other"), 1))]
     assert event.token_ids == [1, 2, 3, 4]
+
+
+def test_an_adapter_that_is_called_like_a_salt_is_told_apart():
+    (event,) = batch(STORED | {"parent_block_hash": None, "lora_name": "x", "extra_keys": [["x", "x"]]})
+    assert (event.adapter, event.salt) == ("x", "x")
 
 
 def test_embeddings_in_place_of_tokens_give_no_name():

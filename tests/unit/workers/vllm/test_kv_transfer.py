@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers.engine import DisaggStyle, Handover, Output, Role, Sequence
-from headrace.workers.errors import EngineStartFailed, UnsupportedByEngine
+from headrace.workers.errors import EngineStartFailed, TransferFailed, UnsupportedByEngine
 from headrace.workers.vllm import kv_transfer as module
 from headrace.workers.vllm.kv_transfer import GRACE_S, HOST, PORT, STALL_S, Fetches, Hits, VllmKvTransfer, side_channel
 from headrace.workers.vllm.transfer_connector import ASK, ConnectorChoice
@@ -41,6 +41,34 @@ def test_a_fetch_without_progress_is_given_up() -> None:
     assert "no blocks came" in bench.look(a=True)["a"]
 
 
+def test_a_prefill_side_that_is_gone_is_not_waited_for() -> None:
+    bench = Bench()
+    bench.fetches.began("a")
+    bench.fetches.began("b")
+    assert "cannot be reached" in bench.look(a=False, b=True)["a"]
+
+
+def test_waiting_for_a_place_is_no_waiting_for_blocks() -> None:
+    bench = Bench()
+    bench.fetches.began("a")
+    for _ in range(5):
+        assert bench.look() == {}
+        bench.now += STALL_S
+    assert bench.look(a=True) == {}  # only now does its time begin
+    bench.now += STALL_S - 0.1
+    assert bench.look(a=True) == {}
+
+
+def test_a_fetch_that_has_ended_is_forgotten() -> None:
+    bench = Bench()
+    bench.fetches.began("a")
+    bench.look(a=True)
+    bench.fetches.ended("a")
+    bench.now += STALL_S
+    assert bench.look(a=True) == {}
+    assert not bench.fetches
+
+
 def test_the_blocks_of_an_aborted_fetch_are_taken_back_when_the_lease_is_over() -> None:
     bench = Bench()
     bench.fetches.began("a")
@@ -55,11 +83,35 @@ def test_the_blocks_of_an_aborted_fetch_are_taken_back_when_the_lease_is_over() 
     assert not bench.fetches
 
 
+def test_a_sequence_aborted_after_its_first_token_holds_nothing_back() -> None:
+    bench = Bench()
+    bench.fetches.began("a")
+    bench.fetches.ended("a")
+    bench.fetches.aborted("a")
+    assert not bench.fetches
+
+
 def test_it_is_on_loopback_and_gone_from_the_environment_afterwards() -> None:
     environ: dict[str, str] = {}
     with side_channel(environ) as port:
         assert environ == {HOST: "127.0.0.1", PORT: str(port)}
     assert environ == {}
+
+
+def test_it_is_where_other_machines_reach_this_one_unless_the_operator_says_otherwise() -> None:
+    environ: dict[str, str] = {}
+    with side_channel(environ, host="127.0.0.2") as port:
+        assert environ == {HOST: "127.0.0.2", PORT: str(port)}
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.2", port))
+    given = {HOST: "127.0.0.3"}
+    with side_channel(given, host="127.0.0.2"):
+        assert given[HOST] == "127.0.0.3"
+
+
+def test_two_starts_at_once_have_different_ports() -> None:
+    with side_channel({}) as one, side_channel({}) as two:
+        assert one != two
 
 
 def test_the_port_is_kept_from_others_but_not_from_vllm() -> None:
@@ -183,6 +235,11 @@ async def test_both_sides_get_the_same_id_and_the_prefill_side_never_the_same_tw
     assert params["do_remote_prefill"] is True
 
 
+async def test_unreadable_parameters_are_a_failed_transfer(bench: KvTransferBench) -> None:
+    with pytest.raises(TransferFailed, match="remote_host"):
+        bench.exchange.admit(sequence("decode", {"remote_engine_id": "e", "remote_request_id": "r"}))
+
+
 async def test_an_engine_without_a_connector_refuses_both_kinds_and_releases_nothing() -> None:
     bench = KvTransferBench(None)
     for kind in ("prefill", "decode"):
@@ -193,6 +250,14 @@ async def test_an_engine_without_a_connector_refuses_both_kinds_and_releases_not
     assert bench.llm.calls == []
     assert bench.exchange.roles == {Role.AGGREGATED}
     assert bench.exchange.style is DisaggStyle.NONE
+
+
+async def test_an_engine_that_may_only_send_refuses_to_fetch() -> None:
+    bench = KvTransferBench(ConnectorChoice(mode="push", roles=ALL - {Role.DECODE}, lease_s=30.0))
+    bench.exchange.admit(sequence("prefill"))
+    with pytest.raises(UnsupportedByEngine, match="decode"):
+        bench.exchange.admit(sequence("decode"))
+    await bench.exchange.close()
 
 
 async def test_only_what_was_in_the_local_cache_counts_as_cached(bench: KvTransferBench) -> None:
@@ -308,6 +373,15 @@ async def test_a_fetch_that_was_aborted_before_it_began_frees_the_prefill_side(b
     assert told == [[DECODE_ID], [DECODE_ID]]
 
 
+async def test_an_abort_after_the_first_token_concerns_nobody_else(bench: KvTransferBench) -> None:
+    request_id = bench.submit(sequence("decode"))
+    bench.exchange.arrived(request_id)
+    bench.exchange.aborted(request_id, sequence("decode"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert bench.llm.calls == []
+
+
 async def test_a_stalled_fetch_is_reported_and_its_blocks_are_taken_back_later(bench: KvTransferBench) -> None:
     now = [0.0]
     bench.exchange._fetches._clock = lambda: now[0]
@@ -337,6 +411,15 @@ async def test_a_prefill_side_that_one_rank_cannot_reach_is_gone(bench: KvTransf
         while not bench.stalls:
             await asyncio.sleep(0)
     assert "cannot be reached" in bench.stalls[0][1]
+
+
+async def test_an_aborted_fetch_is_not_looked_at_because_that_renews_its_lease(bench: KvTransferBench) -> None:
+    request_id = bench.submit(sequence("decode"))
+    bench.exchange.aborted(request_id, sequence("decode"))
+    other = sequence("decode", GOOD | {"remote_request_id": "r-2-0.ffffffff-00ff00ff"})
+    bench.submit(other)
+    await bench.until("headrace_receiving", 2)
+    assert {tuple(asked) for asked in bench.llm.called("headrace_receiving")} == {("r-2-0.ffffffff",)}
 
 
 async def test_a_failing_look_does_not_end_the_watch(bench: KvTransferBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from headrace.workers.vllm.media import (
     check_kinds,
     expansion,
     items_of,
+    missing_decoder,
     offered_media,
     with_placeholders,
 )
@@ -135,6 +136,18 @@ def test_spans_are_taken_back_to_the_placeholders_they_were_made_of(ids: list[in
     there = items_of(sequence(placed.ids, *placed.media))
     assert with_placeholders(placed.ids, there, SLOTS) == ids
     assert [media_digest(one.name) for one in there] == [one.digest for one in items], "what KV events will say"
+
+
+def test_items_of_one_short_digest_are_kept_apart_by_the_engine() -> None:
+    """64 bits can be made to collide; an engine that took both for one item would answer about the wrong picture."""
+    items = [MediaItem("image", "", data, 7, "p", content_name(data)) for data in (b"cat", b"dog")]
+    placed = place([TOKEN, 1, TOKEN], items, SLOTS)
+    cat, dog = items_of(sequence(placed.ids, *placed.media))
+    assert cat.name != dog.name
+    assert media_digest(cat.name) == media_digest(dog.name) == 7
+    for content in ("x" * 32, "0" * 31):
+        with pytest.raises(RequestInvalid):
+            items_of(sequence(placed.ids, {**placed.media[0], "content": content}))
 
 
 @pytest.mark.parametrize(
@@ -266,6 +279,13 @@ async def test_what_cannot_be_served_is_left_out_and_the_reason_kept(monkeypatch
     monkeypatch.setattr(media_support, "find_spec", lambda name: None)
     deaf = await offered_media(llm(Renderer(lambda kind, item: IMAGE_IDS, limits={"audio": 1})))
     assert deaf.left_out["audio"].startswith("no decoder is installed; one of torchcodec, soundfile, av")
+
+
+def test_any_decoder_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_support, "find_spec", lambda name: name if name == "av" else None)
+    assert missing_decoder("audio") is None
+    assert missing_decoder("image") is None
+    assert missing_decoder("video") == "no decoder is installed; one of opencv-python-headless, torchcodec is needed"
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,9 @@ async def test_a_reset_cache_is_empty_on_the_host_too(
     llm = Vllm(connector)
     assert await VllmOperations(llm, cpu=True).do("reset_prefix_cache", args) == {"result": True}
     assert llm.resets == expected
+
+
+async def test_a_cache_in_use_keeps_its_host_tier() -> None:
+    llm = Vllm("OffloadingConnector", busy=True)
+    assert await VllmOperations(llm, cpu=True).do("reset_prefix_cache", {}) == {"result": False}
+    assert llm.resets == [{}]

@@ -59,6 +59,11 @@ def test_a_model_that_pools_is_known_by_its_files_or_settings(
     assert kv_events_wanted(config) is not expected
 
 
+def test_a_damaged_config_is_vllms_own_business(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[")
+    assert pools(EngineConfig(model=str(tmp_path), served_name="m")) is False
+
+
 def model(task: str | None, **config: Any) -> Any:
     return SimpleNamespace(
         model="m", use_sep_token=True, hf_config=SimpleNamespace(**config), get_pooling_task=lambda tasks: task
@@ -146,6 +151,16 @@ async def test_an_input_becomes_a_request_and_its_tensor_a_vector() -> None:
     ((prompt, params, request_id, priority),) = llm.asked
     assert (prompt, request_id, priority) == ([5, 6], "r-1-0", 2)
     assert (params.task, params.dimensions, params.use_activation, params.extra_kwargs) == ("embed", 3, False, None)
+
+
+async def test_only_models_with_token_types_are_told_where_the_second_text_begins() -> None:
+    llm = FakeLlm(type_vocab_size=2)
+    llm.go.set()
+    engine = pooling(llm, kinds=("score",))
+    await engine.pool(item(task="classify", second=1))
+    await engine.pool(item(task="classify"))
+    await pooling(llm).pool(item(second=1))
+    assert [params.extra_kwargs for _, params, _, _ in llm.asked] == [{"compressed_token_type_ids": 1}, None, None]
 
 
 async def test_load_counts_what_is_inside_until_it_is_cancelled() -> None:

@@ -21,6 +21,25 @@ from headrace.workers.vllm.settings import (
 )
 
 
+def test_the_operators_environment_wins() -> None:
+    environ = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    prepare_environment(EngineConfig(model="some/model", served_name="m"), environ)
+    assert environ["OMP_NUM_THREADS"] == "7"
+    assert environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_a_model_on_disk_needs_no_hub(tmp_path: Path) -> None:
+    local: dict[str, str] = {}
+    prepare_environment(EngineConfig(model=str(tmp_path), served_name="m"), local)
+    assert local["HF_HUB_OFFLINE"] == "1"
+    remote: dict[str, str] = {}
+    prepare_environment(EngineConfig(model="some/model", served_name="m"), remote)
+    assert "HF_HUB_OFFLINE" not in remote
+
+
 @pytest.mark.parametrize(
     ("args", "bind", "ranks", "alone"),
     [
@@ -125,6 +144,13 @@ def test_lmcache_without_a_gpu_is_refused_with_what_works_there(installed: set[s
     check_connectors({"kv_transfer_config": LMCACHE | {"kv_connector": "LMCacheMPConnector"}}, cpu=True)
 
 
+@pytest.mark.parametrize(
+    "config", [None, "text", {}, {"kv_connector": None}, {"kv_connector": "Another"}, inside("MultiConnector", None, "text")]
+)
+def test_everything_else_is_left_to_vllm(installed: set[str], config: Any) -> None:
+    check_connectors({"kv_transfer_config": config, "kv_offloading_size": 1.0}, cpu=True)
+
+
 def offloading(**extra: Any) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
@@ -204,3 +230,23 @@ def test_a_compiler_is_missed_where_one_is_used(
         check_compiler(args, environ)
     provide(programs, "g++" if cpu else "clang")
     check_compiler(args, environ)
+
+
+def test_the_compiler_that_a_variable_names_counts(monkeypatch: pytest.MonkeyPatch, programs: Path, tmp_path: Path) -> None:
+    provide(programs, "gcc")
+    provide(programs, "mine")
+    for cpu, variable in ((True, "CXX"), (False, "CC")):
+        monkeypatch.setattr(settings, "_is_cpu_build", lambda cpu=cpu: cpu)
+        args = {"enforce_eager": False}
+        check_compiler(args, environment(programs, tmp_path, **{variable: "mine -O2"}))
+        with pytest.raises(EngineStartFailed):
+            check_compiler(args, environment(programs, tmp_path, **{variable: "theirs"}))
+
+
+def test_what_triton_has_compiled_before_needs_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, programs: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(settings, "_is_cpu_build", lambda: False)
+    (tmp_path / "triton" / "abc").mkdir(parents=True)
+    (tmp_path / "triton" / "abc" / "launcher.so").write_bytes(b"")
+    check_compiler({}, environment(programs, tmp_path))

@@ -172,3 +172,11 @@ def test_what_is_computed_before_the_fork_starts_no_threads_that_the_core_would_
         os.wait()
         assert (given, os.environ["OMP_NUM_THREADS"]) == ([1, 8], "8"), "so has the worker, while its core loads the model"
     assert (given, os.environ["OMP_NUM_THREADS"]) == ([1, 8], "8")
+
+
+def test_a_start_that_ends_before_the_fork_leaves_the_worker_its_threads(given: list[int]) -> None:
+    environ: dict[str, str] = {}
+    with pytest.raises(ValueError, match="refused"), forked_core(environ):
+        raise ValueError("refused")
+    assert given == [1, 8]
+    assert environ == {METHOD: "spawn"}

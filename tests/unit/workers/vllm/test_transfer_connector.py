@@ -39,6 +39,13 @@ def test_prefill_and_decode_get_a_connector_and_push_is_the_default(role: Role, 
     assert made["kv_connector_extra_config"]["kv_lease_duration"] == 30
 
 
+def test_every_start_is_another_engine_to_its_peers() -> None:
+    first, second = (connector_config(config(), cpu=True) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first["engine_id"] != second["engine_id"]
+
+
 def test_with_a_gpu_the_blocks_stay_where_they_are() -> None:
     made = connector_config(config(), cpu=False)
     assert made is not None
@@ -77,6 +84,23 @@ def test_what_an_engine_can_be_follows_from_its_configuration(kv_role: str, role
     made = describe_transfer(vllm_config(kv_connector="NixlConnector", kv_role=kv_role, kv_connector_extra_config=settings))
     assert made is not None
     assert (made.mode, made.roles, made.lease_s, made.extended) == ("pull", roles, 12.0, True)
+
+
+def test_a_connector_inside_others_counts() -> None:
+    inner = [
+        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+        {"kv_connector": "NixlPushConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": {"kv_lease_duration": 9}},
+    ]
+    made = describe_transfer(vllm_config(kv_connector="MultiConnector", kv_connector_extra_config={"connectors": inner}))
+    assert made is not None
+    assert (made.mode, made.lease_s) == ("push", 9.0)
+    assert made.roles == {Role.AGGREGATED, Role.DECODE}
+
+
+def test_an_extension_of_the_operators_takes_the_place_of_ours() -> None:
+    made = describe_transfer(vllm_config(extension="their.Extension", kv_connector="NixlConnector"))
+    assert made is not None
+    assert not made.extended
 
 
 def test_other_connectors_hand_nothing_over() -> None:
@@ -142,3 +166,9 @@ def test_who_lends_and_who_reads_follows_from_the_connector(given: dict[str, Any
     made = describe_transfer(vllm_config(**given))
     assert made is not None
     assert (made.reads, made.lends) == (reads, lends)
+
+
+def test_without_our_extension_nothing_is_lent_because_it_could_not_be_taken_back() -> None:
+    made = describe_transfer(vllm_config("operator.Extension", kv_connector="NixlConnector"))
+    assert made is not None
+    assert not made.lends

@@ -30,6 +30,10 @@ def checked(**changes: Any) -> dict[str, Any]:
     return transfer_connector.checked(params, mode="push", prompt_tokens=100, block_size=32)
 
 
+def test_parameters_pass_unchanged() -> None:
+    assert checked(remote_prefill_cached_tokens=64) == GOOD | {"remote_prefill_cached_tokens": 64}
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -58,6 +62,10 @@ def test_no_parameters_are_a_failed_transfer() -> None:
         transfer_connector.checked(None, mode="push", prompt_tokens=1, block_size=32)
 
 
+def test_a_prefill_side_may_leave_a_few_tokens_to_the_decode_side() -> None:
+    assert checked(remote_num_tokens=99)["remote_num_tokens"] == 99
+
+
 def test_parameters_are_plain_enough_to_be_sent() -> None:
     told = transfer_connector.plain({"remote_block_ids": ([1, 2], (3,)), "nested": {"a": (1,)}})
     assert told == {"remote_block_ids": [[1, 2], [3]], "nested": {"a": [1]}}
@@ -71,6 +79,18 @@ def test_no_prefill_has_the_id_of_an_earlier_one() -> None:
         inside = f"{name}-00ff00ff"  # as vLLM goes on to call it
         assert transfer_connector.base_id(inside) == name
         assert transfer_connector.sequence_of(inside) == "r-1-0"
+
+
+def test_an_id_that_looks_like_vllms_own_is_kept_whole() -> None:
+    given = transfer_connector.prefill_id("a.b-0123abcd")
+    assert transfer_connector.base_id(f"{given}-89abcdef") == given
+    assert transfer_connector.sequence_of(f"{given}-89abcdef") == "a.b-0123abcd"
+
+
+def test_a_lent_prefix_passes_as_what_a_prefill_side_is_asked() -> None:
+    asked = transfer_connector.borrowed(LENT, prompt_tokens=100)
+    assert (asked["do_remote_decode"], asked["do_remote_prefill"]) == (True, False)
+    assert (asked["remote_num_tokens"], asked["remote_blocks_expiry_time"]) == (65, 7.5)
 
 
 @pytest.mark.parametrize(

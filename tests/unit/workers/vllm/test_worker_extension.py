@@ -109,3 +109,9 @@ def test_a_prefill_side_that_was_never_met_is_told_when_hands_are_shaken(connect
     assert connector.sent == []
     connector.shaking[0](None)
     assert connector.sent == [("agent", b"theirs-11111111:1")]
+
+
+def test_a_prefill_side_that_is_gone_need_not_be_told(connector: Connector) -> None:
+    connector.gone = True
+    HandoverExtension().headrace_decline([DECLINED, DECLINED])
+    assert connector.sent == []
