@@ -78,7 +78,11 @@ def tcp(pid: int) -> set[str]:
     """The inodes of a process's TCP sockets."""
     rows = (line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:])
     known = {f"socket:[{row[9]}]" for row in rows}
-    return {held for entry in Path(f"/proc/{pid}/fd").iterdir() for held in [str(entry.readlink())] if held in known}
+    held = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since the folder was listed
+            held.add(str(entry.readlink()))
+    return held & known
 
 
 @pytest.fixture
