@@ -50,6 +50,7 @@ BUCKETS = {
     "uploads": ("files", "upload.{0}.*"),
     "parts": ("files", "part.{0}.*.*"),
     "records": ("records", "*.{0}.*"),
+    "job_digests": ("state", "body.{0}.*"),
 }
 OBJECTS = {"file_contents": ("files", "{0}/"), "large_results": ("results", "{0}."), "responses": ("responses", "")}
 KINDS = ("keys", *STREAMS.values(), *BUCKETS, *OBJECTS)

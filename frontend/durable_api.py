@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.broker.durable.errors import JobUnknown
-from headrace.broker.durable.names import is_made_for, job_token, name_of_key, new_name
+from headrace.broker.durable.names import is_made_for, job_token, made_at, name_of_key, new_name
 from headrace.broker.durable.stored_job import NewJob
 from headrace.broker.durable.stored_jobs import Stretch
 from headrace.broker.errors import DeadlineExceeded, JobError, JobFailed, JobWithdrawn, PoisonJob
@@ -312,6 +313,7 @@ class _Asked(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Asked)
+_any_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class DurableApi:
@@ -349,16 +351,22 @@ class DurableApi:
         if (last := exchange.header(LAST_EVENT_HEADER)) is not None:
             token, number = parse_event_id(last)
             await self._streams.check(tenant, token)
+            if made_at(token, tenant) is None:  # a client has chosen the name
+                await self._jobs.check_request(tenant, token, await self._digest(body))
             return _plan(partial(self._stream, tenant, token, number + 1))
         asked = await decode_request(_decoder, body)
         name = self._name(exchange, tenant)
-        job = self._job(name, tenant, asked, body, exchange)
-        if _is_new(exchange) or not await self._is_stored(tenant, name):
+        is_new = _is_new(exchange)
+        digest = "" if is_new else await self._digest(body)
+        job = self._job(name, tenant, asked, body, exchange, digest)
+        if is_new or not await self._is_stored(tenant, name):
             await self._jobs.publish(job)
             if asked.stream:
                 return _plan(partial(self._stream, tenant, name, 0, on_begun=self._first_token(asked, began)))
-        elif asked.stream:
-            await self._streams.check(tenant, name)
+        else:
+            await self._jobs.check_request(tenant, name, digest)
+            if asked.stream:
+                await self._streams.check(tenant, name)
         return self._answering(tenant, name, stream=bool(asked.stream))
 
     def _answering(self, tenant: str, name: str, *, stream: bool) -> Plan:
@@ -371,7 +379,12 @@ class DurableApi:
             return name_of_key(tenant, key)
         return new_name(tenant)
 
-    def _job(self, name: str, tenant: str, asked: _Asked, body: bytes, exchange: HttpExchange) -> NewJob:
+    async def _digest(self, body: bytes) -> str:
+        """Return what a request is known by when it comes again, however its JSON is written. Raises BadRequest."""
+        value = await decode_request(_any_decoder, body)
+        return sha256(self._endpoint.encode() + b"\n" + msgspec.json.encode(value, order="deterministic")).hexdigest()
+
+    def _job(self, name: str, tenant: str, asked: _Asked, body: bytes, exchange: HttpExchange, digest: str) -> NewJob:
         """Return the job of a request. Raises BadRequest, UnknownModel."""
         for header in _REFUSED:
             if header in exchange.headers:
@@ -390,6 +403,7 @@ class DurableApi:
             deadline=time.time() + deadline_of(asked.timeout, exchange, self._settings),
             request_class="hi" if request_class == "hi" else "std",
             durable=bool(asked.stream),
+            digest=digest,
         )
 
     async def _is_stored(self, tenant: str, name: str) -> bool:

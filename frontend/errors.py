@@ -311,6 +311,7 @@ _RULES: dict[type[BaseException], Rule] = {
     broker.WireError: _fixed(400, "invalid_request"),
     durable.JobMalformed: _fixed(400, "invalid_request"),
     durable.JobUnknown: _fixed(404, "job_not_found"),
+    durable.JobNameReused: _fixed(409, "idempotency_key_reused"),
     durable.StreamIncomplete: _fixed(410, "stream_gone"),
     broker.ResponseUnknown: _fixed(404, "response_not_found", param="response_id"),
     broker.ResponseNotStored: _fixed(503, "response_not_stored", retry_after_s=RETRY_SOON_S),

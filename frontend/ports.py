@@ -123,7 +123,10 @@ class StoredJobPort(Protocol):
     """`headrace.broker.durable.stored_jobs.StoredJobs` as the routes of durable answers see it. A job is named by its token."""
 
     async def publish(self, job: NewJob, /) -> None:
-        """Store a job. Raises an AdmissionError, after which it may be stored all the same."""
+        """Store a job. Raises an AdmissionError, after which it may be stored all the same, and JobNameReused."""
+
+    async def check_request(self, tenant: str, token: str, digest: str, /) -> None:
+        """Raise JobNameReused if the stored job is known to be that of another request, BrokerUnavailable."""
 
     def events(self, tenant: str, token: str, /, *, first: int = 0) -> EventSource:
         """Return a reader of a job's events from number `first` on."""

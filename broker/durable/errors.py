@@ -5,6 +5,7 @@ BrokerError
     ├── JobMalformed       a stored message is no job: says which part of it, and its value
     ├── JobRejected        a job cannot be run as it is: the status and body that its client gets
     ├── JobUnknown         no job of that name is stored, and no result
+    ├── JobNameReused      the name is that of a job with another body
     ├── StreamIncomplete   entries of a durable stream are missing or do not join
     └── CarrierLost        another carrier has taken the job, or this one has lost its lease
 """
@@ -33,6 +34,13 @@ class JobRejected(DurableError):
 
 class JobUnknown(DurableError):
     """No job of that name is known."""
+
+
+class JobNameReused(DurableError):
+    """A name is that of a job with another body."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name!r} is the job of another request: give this one a name or key of its own, or repeat that body")
 
 
 class StreamIncomplete(DurableError):

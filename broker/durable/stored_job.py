@@ -157,7 +157,10 @@ RETRY_AFTER_S = 1.0
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to store. `deadline` is Unix time; `durable`: its events are stored as they are made."""
+    """A job to store. `deadline` is Unix time; `durable`: its events are stored as they are made.
+
+    `digest`: of its request, if a client chose the name; empty for a name that no other job can have.
+    """
 
     name: str
     tenant: str
@@ -167,6 +170,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     request_class: JobClass = "batch"
     durable: bool = False
+    digest: str = ""
 
     def headers(self) -> dict[str, str]:
         headers = {

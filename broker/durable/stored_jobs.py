@@ -11,18 +11,19 @@ from typing import NamedTuple
 import structlog
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.errors import StreamIncomplete
-from headrace.broker.durable.names import JobRef
+from headrace.broker.durable.errors import JobNameReused, StreamIncomplete
+from headrace.broker.durable.names import JobRef, job_token
 from headrace.broker.durable.quota import QueueQuotas
 from headrace.broker.durable.results import TEXTS, OutsideEnds, ResultStore, decode_result, without_answer
 from headrace.broker.durable.stored_job import JobPublisher, NewJob
-from headrace.broker.errors import WireError
+from headrace.broker.errors import BrokerUnavailable, WireError
 from headrace.broker.messages.durable import JobResult, JobStatus, ResultResponse, StreamEntry
 from headrace.broker.messages.events import Cancel
 from headrace.broker.messages.frames import JobFault
-from headrace.jetstream.errors import StreamTrimmed
+from headrace.jetstream.errors import JetStreamError, RevisionConflict, StreamTrimmed
 from headrace.jetstream.ports import Follow, Messaging
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import DAY_S
 
 # Reads the events of a job's durable stream from any number on: replays those that are stored, then follows.
 #
@@ -173,6 +174,39 @@ class JobCanceller:
         return status
 
 
+# Keeps the digest of the request for which a client has chosen a job's name, from before the job is stored until its result
+# has expired. Jobs of older versions have none.
+
+DIGEST_TTL_S = 24 * DAY_S  # as a job and its result together
+
+
+def digest_key(tenant: str, token: str) -> str:
+    return f"body.{tenant}.{token}"
+
+
+class RequestDigests:
+    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+        self._bucket = messaging.bucket(subjects.bucket("state"))
+
+    async def claim(self, tenant: str, token: str, digest: str) -> None:
+        """Store the digest of a new job, once. Raises JobNameReused if there is another one, BrokerUnavailable."""
+        try:
+            await self._bucket.create(digest_key(tenant, token), digest.encode(), ttl_s=DIGEST_TTL_S)
+        except RevisionConflict:
+            await self.check(tenant, token, digest)
+        except JetStreamError as error:
+            raise BrokerUnavailable(f"the broker cannot take the job: {error}") from error
+
+    async def check(self, tenant: str, token: str, digest: str) -> None:
+        """Raise JobNameReused if the job is known to be that of another request, BrokerUnavailable."""
+        try:
+            entry = await self._bucket.get(digest_key(tenant, token))
+        except JetStreamError as error:
+            raise BrokerUnavailable(f"the broker cannot say what job {token!r} is: {error}") from error
+        if entry is not None and entry.value != digest.encode():
+            raise JobNameReused(token)
+
+
 class StoredJobs:
     """The jobs of all tenants. A job is named by its tenant and its token."""
 
@@ -183,12 +217,22 @@ class StoredJobs:
         self._reader = JobReader(messaging, subjects)
         self._results = ResultStore(messaging, subjects)
         self._canceller = JobCanceller(messaging, subjects, wall=time.time)
+        self._digests = RequestDigests(messaging, subjects)
 
     async def publish(self, job: NewJob) -> None:
-        """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same."""
+        """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same.
+
+        Raises JobNameReused for a name whose request was another one.
+        """
         if self._quotas is not None:
             await self._quotas.check(job.tenant, len(job.body))
+        if job.digest:
+            await self._digests.claim(job.tenant, job_token(job.name), job.digest)
         await self._publisher.publish(job)
+
+    async def check_request(self, tenant: str, token: str, digest: str) -> None:
+        """Raise JobNameReused if the stored job is known to be that of another request, BrokerUnavailable."""
+        await self._digests.check(tenant, token, digest)
 
     def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
         """Return a reader of a job's events from number `first` on."""

@@ -101,6 +101,21 @@ async def test_a_whole_answer_is_made_once_for_a_key(urls: tuple[str, str]) -> N
 
 
 @pytest.mark.slow
+async def test_of_two_requests_at_once_under_one_key_one_is_refused_at_any_frontend(urls: tuple[str, str]) -> None:
+    headers = {**ON, "Headrace-Job": "one-of-two"}
+    bodies = [{**CHAT, "max_tokens": tokens} for tokens in (5, 9)] * 2
+    async with httpx.AsyncClient(timeout=30) as client:
+        asked = [
+            client.post(f"{urls[i // 2]}/v1/chat/completions", json=body, headers=headers) for i, body in enumerate(bodies)
+        ]
+        answers = await asyncio.gather(*asked)
+    by_body = [{answer.status_code for answer in answers[i::2]} for i in range(2)]
+    assert sorted(by_body, key=max) == [{200}, {409}]
+    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
+    assert {answer.json()["error"]["code"] for answer in answers if answer.status_code == 409} == {"idempotency_key_reused"}
+
+
+@pytest.mark.slow
 async def test_the_openai_client_reads_a_durable_stream_unchanged(urls: tuple[str, str]) -> None:
     async with AsyncOpenAI(base_url=f"{urls[0]}/v1", api_key="none", default_headers=ON) as client:
         given: Any = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}

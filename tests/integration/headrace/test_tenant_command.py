@@ -17,6 +17,7 @@ from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable.results import ResultStore
+from headrace.broker.durable.stored_jobs import RequestDigests
 from headrace.broker.files.store import FileDraft, FileStore
 from headrace.broker.ingress.response_store import RecordIndex, ResponseStore, StoredResponse
 from headrace.broker.keys import KeyRecord, KeyStore, UsageCounters
@@ -75,6 +76,7 @@ async def store_all(connection: Connection, subjects: Subjects, tenant: str) -> 
     await ResponseStore(connection, subjects).put(StoredResponse(id=f"resp_{tenant}", tenant=tenant, answer=answer))
     body = {"model": "m", "messages": [{"role": "user", "content": secret}]}
     await connection.publish(subjects.job("m", tenant), msgspec.json.encode(body), headers={"Hr-Job": "j1"})
+    await RequestDigests(connection, subjects).claim(tenant, "j1", "of the request")
     await connection.publish(subjects.rsp(tenant, "j1"), msgspec.msgpack.encode({"rows": secret}))
     response = ResultResponse(status_code=200, request_id="r", body=msgspec.Raw(msgspec.json.encode({"text": secret})))
     small = JobResult(id="j1", status="done", response=response)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.broker.codec import decode, encode
+from headrace.broker.durable.errors import JobNameReused
 from headrace.broker.durable.stored_job import NewJob, StoredJob, parse_job
 from headrace.broker.durable.stored_jobs import EventFollow
 from headrace.broker.messages.durable import JobResult, ResultError, ResultResponse, StreamEntry
@@ -40,6 +41,7 @@ class MemoryJobs:
 
     def __init__(self) -> None:
         self.published: list[NewJob] = []
+        self.digests: dict[tuple[str, str], str] = {}
         self.error: Exception | None = None
         self.entries: dict[tuple[str, str], list[StoredMessage]] = defaultdict(list)
         self.results: dict[tuple[str, str], JobResult] = {}
@@ -53,7 +55,13 @@ class MemoryJobs:
     async def publish(self, job: NewJob) -> None:
         if self.error is not None:
             raise self.error
+        if self.digests.setdefault((job.tenant, job.name), job.digest) != job.digest:
+            raise JobNameReused(job.name)
         self.published.append(job)
+
+    async def check_request(self, tenant: str, token: str, digest: str) -> None:
+        if self.digests.get((tenant, token)) not in (None, "", digest):
+            raise JobNameReused(token)
 
     def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
         return EventFollow(_Stream(self, tenant, token), "RSP", token, first=first)  # type: ignore[arg-type]

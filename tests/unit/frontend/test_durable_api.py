@@ -165,6 +165,45 @@ async def test_the_same_request_again_is_the_same_job(header: dict[str, str], st
     assert other.status == 200
 
 
+@pytest.mark.parametrize("header", [{"idempotency_key": "the same"}, {"headrace_job": "mine"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_request_under_a_name_or_key_in_use_is_refused(header: dict[str, str], stream: bool) -> None:
+    site = Site()
+    first = await site.ask(chat(stream=stream), **header)
+    name = first.headers["headrace-job"]
+    more = [{}, {"last_event_id": f"{name}.0"}] if stream else [{}]
+    for came_back in more:
+        other = chat(stream=stream, seed=2)
+        refused = await site.again(CHAT, method="POST", body=other, headrace_durable="1", **header, **came_back)
+        assert (refused.status, refused.error["code"]) == (409, "idempotency_key_reused")
+        assert name in refused.error["message"]
+        shuffled = dict(reversed(chat(stream=stream).items()))
+        same = await site.again(CHAT, method="POST", body=shuffled, headrace_durable="1", **header, **came_back)
+        assert same.status == 200, "the same request, whatever the order of its fields"
+    refused = await site.again("/v1/completions", method="POST", body={"prompt": "Hi"}, headrace_durable="1", **header)
+    assert refused.status == 409, "the names of all routes are the same"
+    assert len(site.jobs.published) == 1
+
+
+async def test_a_name_in_use_is_refused_while_its_job_waits_in_the_queue() -> None:
+    site = Site()
+    waiting = asyncio.create_task(site.ask(chat(), carry=False, headrace_job="mine"))
+    while not site.jobs.published:
+        await asyncio.sleep(0)
+    refused = await site.again(CHAT, method="POST", body=chat(seed=2), headrace_durable="1", headrace_job="mine")
+    assert (refused.status, refused.error["code"]) == (409, "idempotency_key_reused")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_job_of_an_older_version_is_read_on_by_its_name() -> None:
+    site = Site()
+    first = await site.ask(chat(), headrace_job="mine")
+    site.jobs.digests.clear()  # that version stored none
+    again = await site.again(CHAT, method="POST", body=chat(seed=2), headrace_durable="1", headrace_job="mine")
+    assert (again.status, again.body) == (200, first.body)
+
+
 async def test_a_job_that_is_refused_has_the_status_and_body_of_its_route() -> None:
     site = Site()
     body = chat(stream=True, temperature=9)

@@ -1,4 +1,4 @@
-"""Cancelling ends a job as its one compare-and-set says, without being told whether it is a plain job or a durable stream."""
+"""A job's name is of one request. A cancel ends a job as its one compare-and-set says, be it a plain or a durable one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import pytest
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable import stored_jobs
+from headrace.broker.durable.errors import JobNameReused
 from headrace.broker.durable.results import encode_result
-from headrace.broker.durable.stored_jobs import JobCanceller
+from headrace.broker.durable.stored_jobs import DIGEST_TTL_S, JobCanceller, RequestDigests
 from headrace.broker.messages.durable import JobResult, JobStatus, StreamEntry
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from tests.support.memory_store import MemoryMessaging
 from tests.unit.broker.durable.fakes import FakeStreams
 
 ENTRIES, RESULT = "hr.rsp.t.j", "hr.result.t.j"
@@ -55,3 +58,20 @@ async def test_another_cancellation_whose_author_died_before_the_result_is_finis
     streams.put(ENTRIES, encode(StreamEntry(nonce="c", n=1, kind="end", status="cancelled")))
     assert await cancelled(streams) == "cancelled"
     assert len(streams.of(RESULT)) == 1
+
+
+async def test_a_job_has_the_digest_of_its_first_request_until_its_result_has_expired() -> None:
+    messaging = MemoryMessaging()
+    digests = RequestDigests(messaging, Subjects("hr"))  # type: ignore[arg-type]
+    await digests.check("t", "j", "one")  # of an older version
+    await digests.claim("t", "j", "one")
+    await digests.claim("t", "j", "one")
+    await digests.check("t", "j", "one")
+    await digests.claim("other", "j", "two")
+    for step in (digests.claim, digests.check):
+        with pytest.raises(JobNameReused, match="'j' is the job of another request"):
+            await step("t", "j", "two")
+    topology = Topology(Subjects("hr"))
+    assert topology.job_max_age_s + topology.result_max_age_s <= DIGEST_TTL_S
+    messaging.clock.at += DIGEST_TTL_S + 1
+    await digests.claim("t", "j", "two")
