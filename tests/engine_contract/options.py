@@ -95,7 +95,7 @@ class OptionsContract:
         if f"guided {kind}" not in subject.declared:
             await subject.refuses(kind, prompt, greedy(32, ignore_eos=False), guided={kind: GUIDED[kind]})
             return
-        outputs = await subject.run(prompt, greedy(160, ignore_eos=False), guided={kind: GUIDED[kind]})
+        outputs = await subject.run(prompt, subject.grammatical(160), guided={kind: GUIDED[kind]})
         assert outputs[-1].fault is None, outputs[-1].fault
         text = subject.text(emitted(outputs))
         if outputs[-1].finish == "length" and kind == "json_object":  # a small model may never close its object
@@ -111,9 +111,9 @@ class OptionsContract:
     async def test_structured_output_goes_on_in_the_middle_only_where_declared(self, subject: Subject, cut: int) -> None:
         if "guided json" not in subject.declared:
             return
-        prompt, sampling = subject.encode("A city:"), greedy(64, ignore_eos=False)
+        prompt, sampling = subject.encode("A city:"), subject.grammatical(64)
         whole = await subject.ids(prompt, sampling, guided={"json": SCHEMA})
-        rest = greedy(64 - cut, ignore_eos=False)
+        rest = subject.grammatical(64 - cut)
         resumed = await subject.ids(prompt + whole[:cut], rest, prompt_tokens=len(prompt), guided={"json": SCHEMA})
         assert (resumed == whole[cut:]) == ("resume_guided" in subject.declared)
 

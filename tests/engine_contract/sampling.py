@@ -10,8 +10,6 @@ from headrace.broker.messages.requests import Sampling
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from tests.engine_contract.subject import Subject, emitted, greedy
 
-QUESTION = "<|im_start|>user\nSay hello in one word.<|im_end|>\n<|im_start|>assistant\n"
-
 
 def drawn(tokens: int, **options: Any) -> Sampling:
     return Sampling(temperature=2.0, max_tokens=tokens, ignore_eos=True, **options)
@@ -44,19 +42,22 @@ class SamplingContract:
         assert len(set(penalized)) > len(set(free))
 
     async def test_an_answer_that_would_end_goes_on_to_the_least_number_of_tokens(self, subject: Subject) -> None:
-        prompt = subject.encode(QUESTION)
-        free = await subject.run(prompt, greedy(64, ignore_eos=False))
+        (end,) = subject.encode("<|im_end|>")
+        prompt, ending = subject.prompt(803), {"logit_bias": {end: 100.0}}
+        free = await subject.run(prompt, greedy(8, ignore_eos=False, **ending))
         assert free[-1].finish == "stop", "it ends by itself"
         least = len(emitted(free)) + 5
-        longer = await subject.ids(prompt, greedy(least + 8, ignore_eos=False, min_tokens=least))
-        assert len(longer) >= least
-        assert len(await subject.ids(prompt, greedy(least))) == least, "no end token ends it"
+        longer = await subject.ids(prompt, greedy(least + 8, ignore_eos=False, min_tokens=least, **ending))
+        assert least <= len(longer) < least + 8, "it ends when it may"
+        assert len(await subject.ids(prompt, greedy(least, **ending))) == least, "no end token ends it"
 
     @pytest.mark.parametrize("parameter", ["allowed_token_ids", "bad_words"])
     async def test_words_are_allowed_and_forbidden_or_refused(self, subject: Subject, parameter: str) -> None:
         prompt = subject.encode("The capital of France is")
-        free = await subject.ids(prompt, greedy(4))
-        value: Any = [700, 701] if parameter == "allowed_token_ids" else [subject.text(free[:1])]
+        free = await subject.ids(prompt, greedy(8))
+        # vLLM forbids a word with a space before it only where it has as many tokens without
+        word = next(n for n in free if subject.encode(t := subject.text([n])) == [n] and len(subject.encode(t.strip())) == 1)
+        value: Any = [700, 701] if parameter == "allowed_token_ids" else [subject.text([word])]
         answer: list[int] = []
         refused: str | None = None
         try:
@@ -70,4 +71,4 @@ class SamplingContract:
         if parameter == "allowed_token_ids":
             assert set(answer) <= {700, 701}
         else:
-            assert answer[0] != free[0]
+            assert word not in answer

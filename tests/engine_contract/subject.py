@@ -37,6 +37,7 @@ class Means:
     computes_penalties: bool = True  # a stand-in may not: then nothing can be said of them
     least_rank: int = 1  # 0 for an engine that does not tell the rank of every prompt token
     offers_are_counted: bool = True  # the load of an idle prefill side shows the blocks on offer
+    senseless: bool = False  # its model lacks layers: it would write white space for ever wherever a grammar lets it
 
 
 @dataclass(kw_only=True)
@@ -82,6 +83,18 @@ class Subject:
     def encode(self, text: str) -> list[int]:
         self.text(())
         return list(self._vocabulary.encode(text, add_special_tokens=False).ids)
+
+    def grammatical(self, tokens: int) -> Sampling:
+        """So many tokens at most, until the grammar ends them."""
+        if not self.means.senseless:
+            return greedy(tokens, ignore_eos=False)
+        self.text(())
+        blank = [
+            n
+            for n in range(self._vocabulary.get_vocab_size())
+            if self._vocabulary.decode([n], skip_special_tokens=False).isspace()
+        ]
+        return greedy(tokens, ignore_eos=False, logit_bias=dict.fromkeys(blank, -100.0))
 
     def sequence(self, token_ids: list[int], sampling: Sampling | None = None, **options: Any) -> Sequence:
         options = {"prompt_tokens": len(token_ids), "sampling": sampling or greedy(8)} | options

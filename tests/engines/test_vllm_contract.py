@@ -61,31 +61,36 @@ async def kill(engine: Engine) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def bench_model(cut_model_dir: Path) -> Path:
+    return cut_model_dir
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def plain(bench: Bench) -> Subject:
     assert bench.info is not None
-    subject = Subject(engine=bench.engine, support=SUPPORT, means=Means(), info=bench.info)
+    subject = Subject(engine=bench.engine, support=SUPPORT, means=Means(senseless=True), info=bench.info)
     subject.calls, subject.outputs, subject._ended = bench.calls, bench.outputs, bench.ended
     return subject
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def rich(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+async def rich(cut_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
     import torch
 
     folder = tmp_path_factory.mktemp("adapters")
-    rows = rows_of(model_dir)
+    rows = rows_of(cut_model_dir)
 
     def embeds(tokens: list[int]) -> StoredTensor:
         file = io.BytesIO()
         torch.save(rows[tokens], file)
         return read_matrix(file.getvalue(), param="prompt_embeds")
 
-    adapters = tuple(str(write_adapter(folder / name, model_dir, seed=n)) for n, name in enumerate(("one", "other")))
-    means = Means(adapters=adapters, embeds=embeds, kill=kill, start_s=240.0)
+    adapters = tuple(str(write_adapter(folder / name, cut_model_dir, seed=n)) for n, name in enumerate(("one", "other")))
+    means = Means(adapters=adapters, embeds=embeds, kill=kill, start_s=240.0, senseless=True)
     profiler = {"profiler": "torch", "torch_profiler_dir": str(folder / "profiles"), "torch_profiler_with_stack": False}
     args = ALL | {"profiler_config": profiler}
-    async with started(VllmEngine, EngineConfig(model=str(model_dir), served_name="m", args=args), SUPPORT, means) as made:
+    async with started(VllmEngine, EngineConfig(model=str(cut_model_dir), served_name="m", args=args), SUPPORT, means) as made:
         yield made
 
 
