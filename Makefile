@@ -40,9 +40,7 @@ CLIENT_TESTS = $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini --roo
 # Without bytecode of our own each process compiles us anew, and each run of the tests rewrites all their asserts again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: audit browser call-counts charts clean contracts coverage docs docs-check forecasts format fuzz help install lint lock monitors \
-	serve test test-clients test-clients-newest test-engines test-fast test-faults test-pythons test-served test-system test-unit types \
-	wheels wheels-check
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,11 +95,9 @@ fuzz: layer-fuzz ## fuzz each decoder of strangers' bytes, guided by coverage, f
 	@PYTHONPATH=$(VENV)/fuzz $(BIN)/python -m tests.fuzz
 
 lint: layer-test ## style
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 format: layer-test ## bring the code into shape
-	$(BIN)/ruff check --fix-only --quiet .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format .
 types: layer-test ## static types
 	$(BIN)/mypy
 contracts: layer-test ## which package may import which
@@ -124,6 +120,7 @@ audit: layer-uv ## ask a database of vulnerabilities about the locked packages
 monitors: layer-prometheus ## unpack Prometheus and promtool for the tests of alerts and dashboards (Debian's package, 20 MB)
 charts: layer-charts ## install Helm's engine and Kubernetes' schemas for the tests of deploy/ (100 MB)
 forecasts: layer-forecasts ## install statsforecast for the tests of the planner's forecasters (250 MB)
+fuse: layer-fuse ## install what the tests of power cuts need: fuse3 (by apt, as root) and nats-server 2.15.0
 browser: layer-browser ## install what the tests of the console need: Chromium (by apt, as root) and axe-core (by npm)
 
 clean: ## remove what was installed and cached, not the data in .headrace
