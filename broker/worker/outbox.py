@@ -61,8 +61,7 @@ class TokenOutbox:
             return
         log = run.choices[choice]
         logged, said = log.ids, log.texts
-        rows = self._pending[run.judge]
-        rows += (Row(run.id, run.attempt, run.run, choice, len(logged), ids, texts),)
+        self._pending[run.judge].append(Row(run.id, run.attempt, run.run, choice, len(logged), ids, texts))
         logged += ids
         said += texts
 
