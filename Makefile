@@ -71,7 +71,9 @@ test-system: layer-test ## documented commands, simulations in virtual time, pro
 	$(PYTEST) $(IN_ORDER) 2 tests/docs tests/simulation
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
 test-faults: layer-test ## tests that kill what runs
-	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine' tests/faults $(KILLING)
+	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine and not long_fault' tests/faults $(KILLING)
+test-long-faults: layer-test ## tests that kill what runs, again and again (most of an hour)
+	$(PYTEST) -m long_fault tests/faults
 test-served: $(ENGINES) ## tests with a real engine, but for the longest
 	$(PYTEST) $(IN_FILES) 2 -m 'engine and not long_engine' tests/engines
 test-engines: $(ENGINES) ## all tests with a real engine
@@ -87,7 +89,7 @@ test-clients-newest: layer-base layer-clients layer-newest-clients ## the agents
 	@PROGRAMS=$(CLIENTS)/newest $(CLIENT_TESTS) tests/clients/test_programs.py $(ARGS)
 coverage: layer-test ## lines and branches that all tests without an engine reach (half an hour and more)
 	@rm -rf .coverage && mkdir .coverage
-	$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine' $(ARGS) || [ $$? -eq 1 ]
+	$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine and not long_fault' $(ARGS) || [ $$? -eq 1 ]
 	@$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=cover
 call-counts: layer-test ## write down what a request costs now, in calls of each process (tests/simulation/cost)
 	$(BIN)/python -m tests.simulation.cost

@@ -39,28 +39,36 @@ class ServerHealth:
 
     A server with damaged streams serves: it takes clients, and a stream that is created under the name of a damaged one takes
     over the messages that can be read.  Only the server's health stays an error for as long as one of them is missing.
+    A stream that once could not be written is never written again before the server's next start; all others are served.
     """
 
     ok: bool
     damaged: tuple[str, ...] = ()  # streams whose files the server could not read when it started
+    unwritable: tuple[str, ...] = ()  # streams that have met a write error
     problem: str = ""  # any other reason why it is not healthy
 
     @property
     def serves(self) -> bool:
-        return self.ok or (bool(self.damaged) and not self.problem)
+        return self.ok or (bool(self.damaged or self.unwritable) and not self.problem)
 
 
 def parse_health(status: int, body: Mapping[str, Any]) -> ServerHealth:
     if status == 200:
         return ServerHealth(ok=True)
     errors = [error for error in body.get("errors") or () if isinstance(error, Mapping)]
-    lost = [error for error in errors if error.get("type") == "STREAM" and "could not be recovered" in str(error.get("error"))]
-    others = [str(error.get("error")) for error in errors if error not in lost]
+    found: dict[str, set[str]] = {"could not be recovered": set(), "write error": set()}
+    others: list[str] = []
+    for error in errors:
+        text = str(error.get("error"))
+        words = next((words for words in found if words in text), None) if error.get("type") == "STREAM" else None
+        if words is None:
+            others.append(text)
+        else:
+            found[words].add(str(error.get("stream")))
     if not errors:
         others.append(str(body.get("error") or f"HTTP {status}"))
-    return ServerHealth(
-        ok=False, damaged=tuple(sorted(str(error.get("stream")) for error in lost)), problem="; ".join(others[:3])
-    )
+    damaged, unwritable = (tuple(sorted(names)) for names in found.values())
+    return ServerHealth(ok=False, damaged=damaged, unwritable=unwritable, problem="; ".join(others[:3]))
 
 
 def streams_left_out(log: Iterable[str]) -> tuple[str, ...]:
@@ -292,8 +300,8 @@ class EmbeddedServer:
     async def stop_async(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         await asyncio.to_thread(self.stop, timeout_s=timeout_s)
 
-    async def answers_async(self) -> bool:
-        return (await asyncio.to_thread(self._health)).serves
+    async def health_async(self) -> ServerHealth:
+        return await asyncio.to_thread(self._health)
 
     async def restart_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         await self.stop_async()

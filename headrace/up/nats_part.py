@@ -238,15 +238,17 @@ def _flag(logins: bool) -> str:
 #
 # nats-server 2.15 takes messages for a stream that once could not be written, and never confirms them, also when the disk has
 # room again. Only another start cures that. Until there is room it would cure nothing, so the server is left alone while the
-# disk is full: leases are in memory, and streams go on.
+# disk is full: leases are in memory, and streams go on. Its health names such streams, whichever they are and however short the
+# disk was full; a store that confirms nothing for another reason is seen by what frontends report.
 
 _MIB = 1 << 20
 
 FULL_BYTES = 1 * _MIB  # less room than this counts as a full disk
 ROOM_BYTES = 16 * _MIB  # with less room than this another start would not help for long
+AFTER_ERROR_S = 1.0  # of a stream that the server itself calls unwritable, once there is room
 AFTER_FULL_S = 3.0  # of storing nothing, once a disk that was full has room
 UNEXPLAINED_S = 20.0  # of storing nothing on a disk that was not seen full
-AGAIN_FIRST_S = 10.0  # between two such starts; doubled while they do not help
+AGAIN_FIRST_S = 3.0  # between two such starts; doubled while they do not help
 AGAIN_MOST_S = 300.0
 
 
@@ -259,17 +261,20 @@ class StuckStore:
         self._not_before_s = 0.0
         self._again_s = AGAIN_FIRST_S
 
-    def restart_due(self, now_s: float, *, stuck: bool, free_bytes: int) -> bool:
-        """Return True when the server should be started again. `stuck`: requests cannot be stored just now."""
+    def restart_due(self, now_s: float, *, stuck: bool, free_bytes: int, unwritable: bool = False) -> bool:
+        """Return True when the server should be started again.
+
+        `stuck`: requests cannot be stored just now. `unwritable`: the server says that a stream has met a write error.
+        """
         self.was_full = self.was_full or free_bytes < FULL_BYTES
-        if not stuck:
+        if not stuck and not unwritable:
             self._since_s = None
             if now_s >= self._not_before_s:
                 self._again_s = AGAIN_FIRST_S
             return False
         if self._since_s is None:
             self._since_s = now_s
-        patience_s = AFTER_FULL_S if self.was_full else UNEXPLAINED_S
+        patience_s = AFTER_ERROR_S if unwritable else AFTER_FULL_S if self.was_full else UNEXPLAINED_S
         return free_bytes >= ROOM_BYTES and now_s >= self._not_before_s and now_s - self._since_s >= patience_s
 
     def restarted(self, now_s: float) -> None:
@@ -378,7 +383,7 @@ class NatsPart:
             on_change()
 
     async def mend(self, stuck: Callable[[], Awaitable[bool]], on_change: Callable[[], None]) -> None:
-        """Start the server again whenever it stores nothing although there is room, until cancelled.
+        """Start the server again whenever it does not store although there is room, until cancelled.
 
         `stuck` asks whether requests cannot be stored; `on_change` is called after each start.
         """
@@ -387,19 +392,31 @@ class NatsPart:
             return
         loop = asyncio.get_running_loop()
         rule = StuckStore()
+        said: tuple[str, ...] = ()
         while True:
             await asyncio.sleep(_ASK_EVERY_S)
             try:
                 free = free_bytes(server.data_dir)
             except OSError:
                 continue  # the folder is away; nats-server cannot be started there either
-            if not rule.restart_due(loop.time(), stuck=await stuck(), free_bytes=free) or not server.running:
+            health = await server.health_async()
+            unwritable = health.unwritable
+            if unwritable != said and (unwritable or health.ok):
+                said = unwritable
+                if unwritable:
+                    _log.error("nats.unwritable", streams=unwritable, data_dir=str(server.data_dir), free_bytes=free)
+                else:
+                    _log.info("nats.writable")
+            is_stuck = not unwritable and await stuck()
+            due = rule.restart_due(loop.time(), stuck=is_stuck, free_bytes=free, unwritable=bool(unwritable))
+            if not due or not server.running:
                 continue
-            if not rule.was_full and not await server.answers_async():
+            if not (unwritable or rule.was_full or health.serves):
                 continue  # it stands still, or is being started
+            what = f"it writes nothing to {', '.join(unwritable)}" if unwritable else "it stores nothing"
             _log.warning(
                 "nats.restarting",
-                reason="it stores nothing" + (", and its disk, which was full, has room again" if rule.was_full else ""),
+                reason=what + (", and its disk, which was full, has room again" if rule.was_full else ""),
                 data_dir=str(server.data_dir),
                 free_bytes=free,
             )

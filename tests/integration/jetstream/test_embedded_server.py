@@ -77,7 +77,7 @@ async def test_a_server_serves_without_a_stream_whose_files_it_cannot_read(
     with capture_logs() as logs:
         await own_server.start_async()
     assert [entry["streams"] for entry in logs if entry["event"] == "server.streams_damaged"] == [(torn,)]
-    assert await own_server.answers_async()
+    assert (await own_server.health_async()).serves
     again = await connect(own_server)
     assert await again.get_message(whole, 1) is not None
     await again.api.call(f"STREAM.CREATE.{torn}", {"name": torn, "subjects": [f"{prefix}.{torn}"]})

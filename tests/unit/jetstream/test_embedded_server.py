@@ -26,6 +26,13 @@ def test_a_server_that_lacks_streams_serves_and_names_them() -> None:
     assert (health.ok, health.serves, health.damaged) == (False, True, ("A", "B"))
 
 
+def test_a_write_error_is_told_from_a_server_that_does_not_serve() -> None:
+    error = "JetStream stream '$G > HR_RSP' write error: write /s/HR_RSP/msgs/1.blk: no space left on device"
+    met = {"type": "STREAM", "account": "$G", "stream": "HR_RSP", "error": error}
+    health = parse_health(503, {"status": "error", "errors": [met, stream_error("A")]})
+    assert (health.ok, health.serves, health.unwritable, health.damaged) == (False, True, ("HR_RSP",), ("A",))
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [

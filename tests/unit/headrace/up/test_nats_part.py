@@ -16,9 +16,11 @@ import structlog
 from structlog.testing import capture_logs
 
 from headrace.base.errors import EXIT_CONFIGURATION, StartFailed
+from headrace.jetstream.embedded_server import ServerHealth
 from headrace.jetstream.errors import ConnectError
 from headrace.up import nats_part
 from headrace.up.nats_part import (
+    AFTER_ERROR_S,
     AFTER_FULL_S,
     AGAIN_FIRST_S,
     AGAIN_MOST_S,
@@ -40,7 +42,7 @@ class Server:
         self.data_dir = Path("/nowhere")
         self.crashes = crashes
         self.restarts = 0
-        self.answers = True
+        self.health = ServerHealth(ok=True)
 
     @property
     def running(self) -> bool:
@@ -51,8 +53,8 @@ class Server:
         if self.restarts == 2:
             raise ConnectError("not ready in time")
 
-    async def answers_async(self) -> bool:
-        return self.answers
+    async def health_async(self) -> ServerHealth:
+        return self.health
 
 
 def part(server: Server, monkeypatch: pytest.MonkeyPatch) -> NatsPart:
@@ -134,7 +136,7 @@ async def test_a_server_that_stores_nothing_is_started_again_when_there_is_room_
 async def test_a_server_that_stands_still_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen one would store nothing either; it goes on where it was."""
     server, asked = Server(), asyncio.Event()
-    server.answers = False
+    server.health = ServerHealth(ok=False, problem="timed out")
     nats = part(server, monkeypatch)
     monkeypatch.setattr(nats_part, "free_bytes", lambda _folder: ROOM_BYTES)
     monkeypatch.setattr("headrace.up.nats_part.UNEXPLAINED_S", 0.0)
@@ -149,10 +151,39 @@ async def test_a_server_that_stands_still_is_left_alone(monkeypatch: pytest.Monk
 
     await run_until(nats.mend(stuck, lambda: None), asked)
     assert server.restarts == 0
-    server.answers = True
+    server.health = ServerHealth(ok=True)
     asked.clear()
     await run_until(nats.mend(stuck, asked.set), asked)
     assert server.restarts == 1
+
+
+async def test_a_server_that_calls_a_stream_unwritable_is_started_again_though_all_requests_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A durable stream would stand for ever: its entries are not in the stream of requests, which frontends report."""
+    server, done = Server(), asyncio.Event()
+    server.health = ServerHealth(ok=False, unwritable=("HR_RSP",))
+    nats = part(server, monkeypatch)
+    monkeypatch.setattr(nats_part, "free_bytes", lambda _folder: ROOM_BYTES)
+    monkeypatch.setattr("headrace.up.nats_part.AFTER_ERROR_S", 0.0)
+
+    async def stuck() -> bool:
+        if server.restarts:
+            done.set()
+        return False
+
+    def mended() -> None:
+        server.health = ServerHealth(ok=True)
+
+    with structlog.testing.capture_logs() as logs:
+        await run_until(nats.mend(stuck, mended), done)
+    assert server.restarts == 1
+    said = [(line["event"], line.get("streams") or line.get("reason")) for line in logs]
+    assert said == [
+        ("nats.unwritable", ("HR_RSP",)),
+        ("nats.restarting", "it writes nothing to HR_RSP"),
+        ("nats.writable", None),
+    ]
 
 
 def test_a_file_that_was_replaced_is_noticed_once(tmp_path: Path) -> None:
@@ -341,6 +372,21 @@ def test_room_before_anything_was_refused_makes_it_wait_a_little() -> None:
     assert rule.restart_due(1.0 + AFTER_FULL_S, stuck=True, free_bytes=ROOM)
 
 
+def test_a_write_error_that_the_server_names_needs_no_full_disk_and_little_patience() -> None:
+    """A disk may be full and empty again between two looks."""
+    rule = StuckStore()
+    assert not rule.restart_due(0.0, stuck=False, free_bytes=ROOM, unwritable=True)
+    assert rule.restart_due(AFTER_ERROR_S, stuck=False, free_bytes=ROOM, unwritable=True)
+    assert not rule.restart_due(AFTER_ERROR_S, stuck=False, free_bytes=ROOM_BYTES - 1, unwritable=True)
+
+
+def test_a_second_write_error_is_mended_soon_after_the_first() -> None:
+    rule = StuckStore()
+    rule.restarted(0.0)
+    rule.restart_due(1.0, stuck=False, free_bytes=ROOM, unwritable=True)
+    assert rule.restart_due(AGAIN_FIRST_S, stuck=False, free_bytes=ROOM, unwritable=True)
+
+
 def test_a_disk_that_was_not_seen_full_takes_longer() -> None:
     rule = StuckStore()
     assert not rule.restart_due(0.0, stuck=True, free_bytes=ROOM)
@@ -364,5 +410,5 @@ def test_starts_that_do_not_help_become_rare() -> None:
             rule.restarted(float(now))
             at_s.append(float(now))
     gaps = [later - earlier for earlier, later in pairwise(at_s)]
-    assert gaps[:4] == [UNEXPLAINED_S + 1.0, UNEXPLAINED_S + 1.0, 4 * AGAIN_FIRST_S, 8 * AGAIN_FIRST_S]
+    assert gaps[:5] == [*([UNEXPLAINED_S + 1.0] * 3), 8 * AGAIN_FIRST_S, 16 * AGAIN_FIRST_S]
     assert max(gaps) == AGAIN_MOST_S
