@@ -88,7 +88,7 @@ def test_the_doctor_finds_nothing_to_mend_beside_what_runs_and_says_where_nothin
     levels = {finding["check"]: finding["level"] for finding in json.loads(done.stdout)}
     assert (done.returncode, [check for check, level in levels.items() if level == "error"]) == (0, [])
     assert {levels[check] for check in ("deployment.streams", "deployment.workers", "deployment.routers")} == {"ok"}
-    assert levels["server.sync_interval"] != "unknown"
+    assert levels["server.sync"] != "unknown"
     away = headrace(tmp_path, "doctor", "--nats", "nats://127.0.0.1:9")
     assert away.returncode == 69
     assert "no NATS server answers at nats://127.0.0.1:9" in away.stdout

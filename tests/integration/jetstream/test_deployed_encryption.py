@@ -1,4 +1,6 @@
-"""The files of `deploy/` with their two lines for encryption: what that nats-server stores is in no file in plain text."""
+"""The files of `deploy/` at a real nats-server: it syncs all that it confirms, and stores nothing in plain text with
+their two lines for encryption.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import nats
 import pytest
 import yaml
 
+from headrace.doctor_facts import read_monitoring
 from headrace.jetstream.embedded_server import find_binary
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -38,20 +41,24 @@ def config_of(name: str) -> str:
     "name", ["systemd/nats-server.conf", "systemd/nats-server-cluster.conf", "compose/nats-server.conf", "kubernetes/nats.yaml"]
 )
 @pytest.mark.parametrize("encrypted", [True, False])
-async def test_with_the_two_lines_nothing_is_stored_in_plain_text(name: str, encrypted: bool, tmp_path: Path) -> None:
+async def test_all_is_synced_and_with_the_two_lines_nothing_is_in_plain_text(
+    name: str, encrypted: bool, tmp_path: Path
+) -> None:
     config = config_of(name)
     for line in LINES:
         assert config.count(f"#{line}\n") == 1
         config = config.replace(f"#{line}", line) if encrypted else config
     config = re.sub(r"(?m)^(port|http|host|listen|pid_file): .*$", "", config)
     config = re.sub(r"(?m)^( *store_dir): .*$", rf"\1: {json.dumps(str(tmp_path / 'store'))}", config)
-    config += f'\nlisten: "127.0.0.1:-1"\nports_file_dir: {json.dumps(str(tmp_path))}\n'
+    config += f'\nlisten: "127.0.0.1:-1"\nhttp: "127.0.0.1:-1"\nports_file_dir: {json.dumps(str(tmp_path))}\n'
     (tmp_path / "nats-server.conf").write_text(config)
     with (tmp_path / "log").open("wb") as log:
         command = [str(find_binary()), "--config", str(tmp_path / "nats-server.conf")]
         server = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HEADRACE_STORE_KEY": KEY})
     try:
-        client = await nats.connect(url_of(server, tmp_path))
+        ports = ports_of(server, tmp_path)
+        assert read_monitoring(ports["monitoring"][0]).sync_interval_s == 0
+        client = await nats.connect(ports["nats"][0])
         await client.jetstream().add_stream(name="S", subjects=["s"])
         await client.jetstream().publish("s", SECRET)
         await client.close()
@@ -63,11 +70,11 @@ async def test_with_the_two_lines_nothing_is_stored_in_plain_text(name: str, enc
     assert bool(plain) != encrypted
 
 
-def url_of(server: subprocess.Popen[bytes], folder: Path) -> str:
+def ports_of(server: subprocess.Popen[bytes], folder: Path) -> dict[str, list[str]]:
     deadline = time.monotonic() + 20
     while True:
         try:
-            return str(json.loads((folder / f"nats-server_{server.pid}.ports").read_text())["nats"][0])
+            return dict(json.loads((folder / f"nats-server_{server.pid}.ports").read_text()))
         except (OSError, ValueError):
             assert server.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline

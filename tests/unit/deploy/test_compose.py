@@ -103,6 +103,11 @@ def test_nats_server_takes_its_configuration_with_room_for_streams_in_memory(con
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=str)
+def test_what_is_confirmed_is_on_the_disk(config: Path) -> None:
+    assert "  sync_interval: always" in config.read_text().splitlines()
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=str)
 def test_a_client_that_takes_nothing_does_not_hold_up_the_server_for_long(config: Path) -> None:
     assert "write_deadline: 1s" in config.read_text().splitlines()
 

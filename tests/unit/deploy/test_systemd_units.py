@@ -92,7 +92,7 @@ def test_nats_server_takes_the_configuration_of_a_cluster_and_none_without_its_p
         assert (done.returncode == 0) == (left_out is None), done.stderr
     (tmp_path / "accounts.conf").unlink()
     assert subprocess.run(command, env=own, capture_output=True, check=False).returncode != 0, "open to all without logins"
-    assert "write_deadline: 1s" in text.splitlines()
+    assert {"write_deadline: 1s", "  sync_interval: always"} <= set(text.splitlines())
     assert re.search(r"max_memory_store: [1-9]", text)
 
 

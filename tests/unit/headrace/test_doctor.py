@@ -104,7 +104,7 @@ SERVER_CHECKS_GOOD = ServerFacts(
     plans=KEPT,
     skew_s=0.01,
     skew_bound_s=0.02,
-    monitoring=MonitoringFacts(max_memory=1 << 30, max_storage=1 << 40, sync_interval_s=2.0),
+    monitoring=MonitoringFacts(max_memory=1 << 30, max_storage=1 << 40, sync_interval_s=0.0),
 )
 THREE = StreamFacts(
     name="HR_REQ", replicas=3, leader="n1", peers=(PeerFacts(name="n2", current=True), PeerFacts(name="n3", current=True))
@@ -135,8 +135,8 @@ def test_a_good_server_has_nothing_to_look_at() -> None:
         (replace(SERVER_CHECKS_GOOD, limits=AccountLimits(storage=100, used_storage=95)), "server.file_store", "error"),
         (replace(SERVER_CHECKS_GOOD, limits=AccountLimits(streams=1)), "server.streams", "error"),
         (replace(SERVER_CHECKS_GOOD, max_payload=65536), "server.max_payload", "error"),
-        (monitoring(sync_interval_s=120.0), "server.sync_interval", "warning"),
-        (replace(SERVER_CHECKS_GOOD, monitoring=None), "server.sync_interval", "unknown"),
+        (monitoring(sync_interval_s=1.0), "server.sync", "warning"),
+        (replace(SERVER_CHECKS_GOOD, monitoring=None), "server.sync", "unknown"),
         (replace(SERVER_CHECKS_GOOD, plans=(StreamPlan("HR_REQ", "create"), KEPT[1])), "deployment.streams", "error"),
         (replace(SERVER_CHECKS_GOOD, plans=(StreamPlan("HR_REQ", "create"),)), "deployment.streams", "error"),
         (replace(SERVER_CHECKS_GOOD, plans=(StreamPlan("HR_REQ", "update"), KEPT[1])), "deployment.streams", "warning"),

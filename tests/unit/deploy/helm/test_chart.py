@@ -264,6 +264,7 @@ def test_the_broker_keeps_three_copies_and_streams_in_memory() -> None:
     assert nats["cluster"] == {"enabled": True, "replicas": 3}
     assert DEFAULTS["broker"]["replicas"] == nats["cluster"]["replicas"]
     assert nats["jetstream"]["memoryStore"]["enabled"] is True
+    assert nats["jetstream"]["merge"]["sync_interval"] == "always"
 
 
 def nats_values(folder: Path, values: Object) -> list[Object]:

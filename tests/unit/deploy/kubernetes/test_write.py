@@ -108,6 +108,7 @@ def test_the_broker_of_the_manifests_is_the_one_that_they_name() -> None:
     grace, config = template["spec"]["terminationGracePeriodSeconds"], documents(NATS)[0]["data"]["nats-server.conf"]
     assert "lame_duck_duration: 30s" in config
     assert "write_deadline: 1s" in config
+    assert "  sync_interval: always" in config.splitlines()
     assert grace >= 30 + 10 + 5
     assert "ldm=/tmp/nats-server.pid" in server["lifecycle"]["preStop"]["exec"]["command"]
 
