@@ -141,7 +141,7 @@ def test_what_is_kept_of_workers_is_what_a_full_description_says(seed: int) -> N
     assert len(history.placed) > 20
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("routers", [1, 2])
 def test_a_large_pool_decides_as_a_small_one(seed: int, routers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is bounded for the sake of many workers changes no choice."""
