@@ -74,7 +74,7 @@ class RunTable:
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
-        self._suspects: set[Run] = set()
+        self._suspects: dict[Run, None] = {}  # in the order in which they became suspects
         self.batch: dict[Run, None] = {}  # runs of class batch, in the order in which they came
         self.alone = False  # no other worker serves the pool: nothing can be moved away from suspects
         self.sequences = 0  # choices of all runs, each of which takes one slot of the engine
@@ -97,7 +97,7 @@ class RunTable:
         if run.batch:
             self.batch[run] = None
         if run.limit:
-            self._suspects.add(run)
+            self._suspects[run] = None
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
@@ -119,7 +119,7 @@ class RunTable:
         run.forget()
         del self._by_seq[run.seq]
         self.sequences -= run.envelope.choices
-        self._suspects.discard(run)
+        self._suspects.pop(run, None)
         if run in self.batch:
             del self.batch[run]
         same = self._by_id[run.id]
@@ -163,7 +163,10 @@ class RunTable:
     def suspect(self, run: Run, limit: int, crashes: int) -> None:
         """Set how suspect a job is, as its judge says: `limit` 0 = not at all."""
         run.limit, run.crashes = limit, crashes
-        (self._suspects.add if limit else self._suspects.discard)(run)
+        if limit:
+            self._suspects[run] = None
+        else:
+            self._suspects.pop(run, None)
 
     def clear(self, run: Run) -> None:
         """Take a run for an ordinary one from now on: its judge has cleared it."""

@@ -89,6 +89,17 @@ def test_ordinary_runs_do_not_start_while_suspects_run_or_wait() -> None:
     assert (table.on_trial, table.group_limit, hot.cleared) == (False, 0, True)
 
 
+def test_suspects_are_in_the_order_in_which_they_became_suspects() -> None:
+    table = RunTable()
+    runs = [make(seq, request_id=f"q{seq}") for seq in range(1, 33)]
+    for run in runs:
+        table.add(run)
+    late, *others = runs
+    for run in (*reversed(others), late):
+        table.suspect(run, 4, 1)
+    assert table.suspects == [*reversed(others), late]
+
+
 def test_a_suspect_that_leaves_ends_the_trial() -> None:
     table = RunTable()
     hot = make(2, history=[HistoryEntry(1, "x"), HistoryEntry(2, "y")])
