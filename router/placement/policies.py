@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Protocol
 
@@ -55,6 +56,12 @@ class Policy(Protocol):
         ...
 
 
+@cache
+def _warn_not_compiled() -> None:
+    """Warn once, however many pools a process routes."""
+    _log.warning("kernel.not_compiled")
+
+
 class KvPolicy:
     """Chooses by cost with cached prefixes, shortest work first with ageing, and delay scheduling.
 
@@ -74,7 +81,7 @@ class KvPolicy:
         self._fleets = fleets
         self._promises = promises
         if not kernel.COMPILED:
-            _log.warning("kernel.not_compiled")
+            _warn_not_compiled()
         self.passed_up = False  # in the last pick, a request could have been placed and waits for a better worker
 
     def pick(

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from headrace.router.errors import SettingsInvalid
 from headrace.router.main import builder
+from headrace.router.placement import kernel as interpreted
+from headrace.router.placement import policies
 from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.first_tokens import ARRIVAL_S, MOST_EACH, Promises
 from headrace.router.placement.load import LoadTable
@@ -46,6 +49,15 @@ def test_least_loaded_goes_by_tokens_not_by_requests() -> None:
 
 def test_round_robin_goes_round() -> None:
     assert spread("round-robin", 8) == list("abcdabcd")
+
+
+def test_a_process_warns_once_of_a_kernel_that_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "kernel", interpreted)
+    policies._warn_not_compiled.cache_clear()
+    with capture_logs() as logs:
+        for _ in range(2):
+            Pool("ab")
+    assert [entry["event"] for entry in logs].count("kernel.not_compiled") == 1
 
 
 @pytest.mark.parametrize("policy", ["random", "power-of-two", "least-loaded"])
