@@ -98,7 +98,7 @@ ENCODE_S = Histogram(
     "Time that the encoder took for a media item",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
-KV_BLOCKS = Gauge("headrace_worker_kv_blocks", "Blocks that the engine has cached, as published", ["tier", "rank"])
+KV_BLOCKS = Gauge("headrace_worker_kv_blocks", "Blocks that the engine has cached, read at each scrape", ["tier", "rank"])
 KV_MESSAGES = Counter("headrace_worker_kv_messages_total", "Messages stored in the KV stream", ["kind"])
 KV_WAITING = Gauge("headrace_worker_kv_waiting", "Changes of blocks that wait to be published", ["rank"])
 KV_OK = Gauge("headrace_worker_kv_ok", "1 while cache events are published, 0 while that fails", ["rank"])
