@@ -83,8 +83,6 @@ def refuse_undeclared(capabilities: Capabilities, sequence: Sequence) -> None:
 
     A priority is never refused: an engine without priorities serves in the order of arrival.
     """
-    kinds = [name for name in sequence.guided or () if name not in GUIDED_OPTIONS]
-    media = [str(item.get("kind")) for item in sequence.media]
     sampling = sequence.sampling
     needs: tuple[tuple[str, bool], ...] = (
         ("seed", sampling.seed is None or not sampling.temperature or capabilities.seeds),
@@ -93,8 +91,8 @@ def refuse_undeclared(capabilities: Capabilities, sequence: Sequence) -> None:
         ("prompt_embeds", sequence.prompt_embeds is None or capabilities.prompt_embeds),
         ("cache_salt", sequence.cache_salt is None or capabilities.cache_salt),
         ("adapter", sequence.adapter is None or capabilities.lora != "none"),
-        *((kind, kind in capabilities.guided) for kind in kinds),
-        *((kind, kind in capabilities.media) for kind in media),
+        *[(kind, kind in capabilities.guided) for kind in sequence.guided or () if kind not in GUIDED_OPTIONS],
+        *[(kind := str(item.get("kind")), kind in capabilities.media) for item in sequence.media],
     )
     for name, able in needs:
         if not able:

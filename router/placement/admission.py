@@ -45,10 +45,10 @@ class Admission:
         settings = self._settings
         if request.deadline_s <= now_s:
             return self.late(request, now_s)
-        if request.request_class in settings.protected or request.id in queue:
+        if request.request_class in settings.protected or request.id in queue.entries:
             return None
-        total = queue.backlog.total
-        if total.requests >= settings.window:
+        if queue.backlog.requests >= settings.window:
+            total = queue.backlog.total
             message = f"{total.requests} requests wait, of at most {settings.window}"
             return self._shed(request, "queue_full", message, self._drain_s(total, settings.window, total.tokens, pool))
         return (

@@ -75,15 +75,17 @@ def weighted_mean(known: Sequence[tuple[Vector, Counts]], most: float) -> Vector
 
     Of a coefficient that no sample took part in, the plain mean. `known` is not empty.
     """
-    first, second, third = (_mean_of([(values[i], min(counts[i], most)) for values, counts in known]) for i in range(3))
-    return first, second, third
+    return _mean_of(known, 0, most), _mean_of(known, 1, most), _mean_of(known, 2, most)
 
 
-def _mean_of(pairs: list[tuple[float, float]]) -> float:
-    total = sum(weight for _, weight in pairs)
-    if not total:
-        return sum(value for value, _ in pairs) / len(pairs)
-    return sum(value * weight for value, weight in pairs) / total
+def _mean_of(known: Sequence[tuple[Vector, Counts]], which: int, most: float) -> float:
+    plain = weighted = weights = 0.0
+    for values, counts in known:
+        weight = min(counts[which], most)
+        plain += values[which]
+        weighted += values[which] * weight
+        weights += weight
+    return weighted / weights if weights else plain / len(known)
 
 
 MOST_COUNT = 1e8  # tokens or sequences of a step that can be believed
@@ -166,16 +168,12 @@ class StepTimes:
         return self.counts[0]
 
     @property
-    def _seen(self) -> int:
-        return self._counts[0]
-
-    @property
     def coefficients(self) -> Vector:
         """The present estimate, in the order of the prior.
 
         A coefficient that few samples say something of is no smaller than `LEAST_SHARE` of the scaled prior.
         """
-        if self._seen < self._settings.min_samples:
+        if self._counts[0] < self._settings.min_samples:
             return self._prior
         if self._coefficients is None:
             kept = []
@@ -195,16 +193,17 @@ class StepTimes:
         self._last = (step_s, prefill_tokens, decodes)
         self.counts = _counted(self.counts, prefill_tokens, decodes)
         self._counts = _counted(self._counts, prefill_tokens, decodes)
-        if self._seen < self._settings.min_samples:
+        seen = self._counts[0]
+        if seen < self._settings.min_samples:
             self._first.append(self._last)
             return ""
-        if self._seen == self._settings.min_samples:
+        if seen == self._settings.min_samples:
             self._scale_prior([*self._first, self._last])
             for sample in self._first:
                 self._learn(*sample)
             self._first.clear()
         self._learn(*self._last)
-        if self._seen > SETTLING and abs(self._drift) > DRIFT:
+        if seen > SETTLING and abs(self._drift) > DRIFT:
             self.restart(self.coefficients)
         return ""
 
@@ -229,8 +228,7 @@ class StepTimes:
         keep = self._settings.forgetting
         self._prior_weight *= PRIOR_FORGETTING
         a, b = self._a, self._b
-        z0, z1, z2 = (part / scale for part in parts)
-        target = step_s / scale
+        z0, z1, z2, target = parts[0] / scale, parts[1] / scale, parts[2] / scale, step_s / scale
         a[0] = keep * a[0] + weight * z0 * z0
         a[1] = keep * a[1] + weight * z0 * z1
         a[2] = keep * a[2] + weight * z0 * z2
@@ -255,13 +253,13 @@ class StepTimes:
 
     def _solve(self) -> None:
         """Find the factors that fit best. With the pulls on its diagonal the system is positive definite."""
-        a, old = self._a, self._factors
+        a, b, old = self._a, self._b, self._factors
         least = [LEAST_S / prior for prior in self._prior]
         hold = [HOLD / max(factor, 1.0) ** 2 for factor in old]  # never so strong that a factor near zero stays there
         pull = self._prior_weight
         a00, a11, a22 = a[0] + hold[0] + pull, a[3] + hold[1] + pull, a[5] + hold[2] + pull
         a01, a02, a12 = a[1], a[2], a[4]
-        b0, b1, b2 = (self._b[i] + hold[i] * old[i] + pull for i in range(3))
+        b0, b1, b2 = b[0] + hold[0] * old[0] + pull, b[1] + hold[1] * old[1] + pull, b[2] + hold[2] * old[2] + pull
         # Cholesky: as exact as it gets for three unknowns, and it tells when rounding has eaten the pulls.
         l00 = a00**0.5
         l10, l20 = a01 / l00, a02 / l00
@@ -327,9 +325,10 @@ class Calibration:
         if why:
             self.unused[why] += 1
             return False
-        if model.samples < self._settings.min_samples:
+        samples = model.samples
+        if samples < self._settings.min_samples:
             return False
-        if model.samples >= max(OPEN_SAMPLES, self._settings.min_samples):
+        if samples >= max(OPEN_SAMPLES, self._settings.min_samples):
             self.young.discard(worker)
         self._mean_age += 1
         if self._mean_age * 8 < self._mean_of:
@@ -348,10 +347,11 @@ class Calibration:
         model = self._workers.get(worker)
         if model is None:
             return self.pool()
-        if model.samples < self._settings.min_samples:
-            return replace(self.pool(), samples=model.samples)
+        samples = model.samples
+        if samples < self._settings.min_samples:
+            return replace(self.pool(), samples=samples)
         base_s, per_token_s, per_decode_s = bounded(model.coefficients, self._mean, model.counts)
-        return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, model.samples)
+        return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, samples)
 
     def pool(self) -> SpeedEstimate:
         base_s, per_token_s, per_decode_s = self._mean

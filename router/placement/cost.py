@@ -229,7 +229,7 @@ class CostMatrix:
 
     @property
     def width(self) -> int:
-        return len(self._loads)
+        return len(self._loads.ordered)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self.rows
@@ -302,7 +302,7 @@ class CostMatrix:
             row.session = session_column(f"{row.request.tenant}\0{row.request.session}", columns, self._loads)
             if row.request.affinity == "hard":
                 columns = [row.session]
-        everybody = len(columns) == len(self._loads)
+        everybody = len(columns) == len(self._loads.ordered)
         self.eligible[row.number] = everybody
         if columns:
             if not everybody:
@@ -337,7 +337,7 @@ class CostMatrix:
                     found = tokens[overlap] = uncached_tokens(request, overlap, tiers)
                 uncached[load.column] = found
         self.work[n] = uncached
-        if len(self._prefill):
+        if self._prefill.ordered:
             self._fill_remote(row)
         if request.prefer:
             for load in self._loads:

@@ -154,7 +154,7 @@ def take_snapshot(
     if workers.prefill is not None:
         found = costs(window, np.array([row.number]), workers, 0.0, settings)
         ways = found.cost[0], found.free[0]
-    if len(loads) <= MOST_WORKERS:
+    if len(loads.ordered) <= MOST_WORKERS:
         return DecisionSnapshot(
             loads.names, reasons(row.request, loads), row.overlaps, uncached.copy(), work.copy(), workers, ways
         )
@@ -196,7 +196,7 @@ def _undecided(
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
     anywhere = not request.worker and not request.require and not request.adapter
     if anywhere and (not loads.least_context or request.longest <= loads.least_context):
-        return tuple("draining" if load.info.draining else "" for load in loads)
+        return tuple("draining" if load.info.draining else "" for load in loads.ordered)
     return tuple(why_not(request, load) for load in loads)
 
 

@@ -80,10 +80,10 @@ _Sums = dict[str, list[float]]  # requests and tokens by name: lists, which chan
 class Backlog:
     """The backlog by class and tenant. Its size is bounded by the waiting requests, because empty sums are dropped."""
 
-    __slots__ = ("_both", "_classes", "_requests", "_tenants", "_tokens")
+    __slots__ = ("_both", "_classes", "_tenants", "_tokens", "requests")
 
     def __init__(self) -> None:
-        self._requests = 0
+        self.requests = 0
         self._tokens = 0.0
         self._classes: _Sums = {}
         self._tenants: _Sums = {}
@@ -91,7 +91,7 @@ class Backlog:
 
     @property
     def total(self) -> Amount:
-        return Amount(self._requests, self._tokens)
+        return Amount(self.requests, self._tokens)
 
     def of_class(self, request_class: str) -> Amount:
         return _amount(self._classes.get(request_class))
@@ -118,10 +118,10 @@ class Backlog:
 
     def add(self, request_class: str, tenant: str, *, requests: int = 0, tokens: float = 0.0) -> None:
         """Add to the sums. Negative amounts take away."""
-        self._requests += requests
+        self.requests += requests
         left = self._tokens + tokens
-        if self._requests <= 0:
-            self._requests, left = 0, 0.0  # and no tokens, so that rounding never adds up
+        if self.requests <= 0:
+            self.requests, left = 0, 0.0  # and no tokens, so that rounding never adds up
         self._tokens = 0.0
         if left > 0.0:  # `max` would be a call more, four times per change
             self._tokens = left
@@ -435,7 +435,7 @@ class FairQueue:
         for lane in self._first_lanes:
             if lane.queues:
                 left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
-        if self._aged.order and self._balance >= 0.0 and left > 0:
+        if self._aged.queues and self._balance >= 0.0 and left > 0:
             # Only the longest waiting one of each tenant, so that none is passed over again and again.
             eligible, _ = self._aged.split(most, left)
             group = [self._aged.queues[tenant.name][0][3].request for tenant in eligible]
@@ -499,7 +499,7 @@ class FairQueue:
         return before + self._aged_part(before, rank)
 
     def _aged_part(self, before: float, rank: int) -> float:
-        if not self._aged.order:
+        if not self._aged.queues:
             return 0.0
         worse = self.backlog.tokens_of(one.name for one in self._settings.classes if one.rank > rank)
         share = self._settings.aged_share

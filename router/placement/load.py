@@ -290,10 +290,10 @@ class LoadTable(WorkerColumns[WorkerLoad]):
     def expire(self, now_s: float, *, after_s: float) -> None:
         if now_s - after_s <= self._oldest_s:
             return
-        for load in self:
+        for load in self.ordered:
             if load.entries:
                 load.expire(now_s - after_s)
-        left = (entry.placed_s for load in self for entry in load.entries.values())
+        left = (entry.placed_s for load in self.ordered for entry in load.entries.values())
         self._oldest_s = min(left, default=now_s)
 
     @property

@@ -391,7 +391,7 @@ class Pool:
             return
         calibration = self._calibration(known.info.fleet)
         if calibration.observe(report) and calibration.young:
-            self._set_speed_of_young(calibration)
+            self._set_speed_of_young(calibration, report.worker)
         speed = calibration.estimate(report.worker)
         if self.disagg.known:
             self.disagg.on_report(report, speed, now_s)
@@ -405,8 +405,11 @@ class Pool:
             self._interactive_s = now_s
         self._note_room(load, now_s)
 
-    def _set_speed_of_young(self, calibration: Calibration) -> None:
+    def _set_speed_of_young(self, calibration: Calibration, but: str) -> None:
+        """Judge the young workers anew, `but` one, because they are still judged by the others, too."""
         for worker in calibration.young:
+            if worker == but:
+                continue
             if (load := self.loads.get(worker)) is not None and (speed := calibration.estimate(worker)) != load.speed:
                 load.speed = speed
                 load.described = False
@@ -424,19 +427,21 @@ class Pool:
     @property
     def prefill_tokens_per_s(self) -> float:
         """The rate of a worker of the quickest fleet; that of the settings while nothing is known."""
-        speeds = [calibration.pool() for calibration in self._calibrations.values()]
-        assumed = self.settings.calibration.prefill_tokens_per_s
-        return max((speed.prefill_tokens_per_s for speed in speeds), default=assumed)
+        rates = [calibration.pool().prefill_tokens_per_s for calibration in self._calibrations.values()]
+        return max(rates, default=self.settings.calibration.prefill_tokens_per_s)
 
     def speed(self, now_s: float) -> PoolSpeed:
         """Return what this router may count on. Its window holds about as much as each other one, and all use these workers."""
         if self.loads.many:
             pending, speed = self.many.totals(now_s)
         else:
-            pending = sum(load.pending_tokens(now_s) for load in self.loads.ordered)
-            speed = sum(load.speed.prefill_tokens_per_s for load in self.loads.ordered)
-        pending += self.disagg.pool.queued_tokens(now_s)
-        speed += self.disagg.speed()
+            pending = speed = 0.0
+            for load in self.loads.ordered:
+                pending += load.pending_tokens(now_s)
+                speed += load.speed.prefill_tokens_per_s
+        if self.disagg.known:
+            pending += self.disagg.pool.queued_tokens(now_s)
+            speed += self.disagg.speed()
         return PoolSpeed(tokens_per_s=speed / self.routers, pending_tokens=pending / self.routers)
 
     def expire(self, now_s: float) -> None:

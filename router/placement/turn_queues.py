@@ -42,7 +42,7 @@ class TurnQueues:
         yield from self.batch
 
     def _of(self, request_id: str) -> FairQueue:
-        return self.batch if request_id in self.batch else self.interactive
+        return self.batch if request_id in self.batch.entries else self.interactive
 
     # Waiting requests.
 
@@ -64,12 +64,13 @@ class TurnQueues:
         self._of(request_id).release(request_id)
 
     def expired(self, now_s: float) -> list[Waiting]:
-        late = [*self.interactive.expired(now_s), *self.batch.expired(now_s)]
+        late = self.interactive.expired(now_s)
         self._note_waiting()
-        return late
+        return late + self.batch.expired(now_s) if self.batch.entries else late
 
     def next_deadline_s(self) -> float:
-        return min(self.interactive.next_deadline_s(), self.batch.next_deadline_s())
+        interactive_s = self.interactive.next_deadline_s()
+        return min(interactive_s, self.batch.next_deadline_s()) if self.batch.entries else interactive_s
 
     def counts(self) -> dict[tuple[str, str], int]:
         return self.interactive.counts() | self.batch.counts()
@@ -106,7 +107,7 @@ class TurnQueues:
 
     def place(self, request_id: str, *, uncached: float) -> None:
         """Take out a request that goes to a worker now, and charge its tenant. Raises KeyError for one that does not wait."""
-        if request_id in self.batch:
+        if request_id in self.batch.entries:
             kept = request_id in self._door
             self.batch.place(request_id, uncached=uncached)
             if kept:

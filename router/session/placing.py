@@ -295,18 +295,19 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Decide after every change, when the scheduler wants to be asked, and every `look_s`, until cancelled."""
+        changed = self._window.changed
         while True:
-            self._window.changed.clear()
+            changed.clear()
             self.dispatch()
             now = self._loop.time()
             nap_s = self._options.look_s
             if (wake_s := self._scheduler.next_wake_s(now)) is not None:
                 nap_s = min(nap_s, max(LEAST_NAP_S, wake_s - now))
+            timer = self._loop.call_later(nap_s, changed.set)
             try:
-                async with asyncio.timeout(nap_s):
-                    await self._window.changed.wait()
-            except TimeoutError:
-                pass
+                await changed.wait()
+            finally:
+                timer.cancel()
 
     @property
     def busy(self) -> bool:
@@ -333,6 +334,9 @@ class Dispatcher:
 
         Nothing is decided without permission, nor in a process that was frozen: the server has given its requests to others.
         """
+        now = self._loop.time()
+        if not self._scheduler.waiting and now < self._decided_s + self._options.look_s:
+            return  # the scheduler would only forget what is old
         if not self._window.granted:
             return
         if not self._window.claims_valid:
@@ -340,9 +344,6 @@ class Dispatcher:
             return
         if self._placer.in_flight >= self._options.max_placing:
             return
-        now = self._loop.time()
-        if not self._scheduler.waiting and now < self._decided_s + self._options.look_s:
-            return  # the scheduler would only forget what is old
         self._decided_s = now
         began = time.perf_counter()
         decisions = self._scheduler.decide(now)
