@@ -43,7 +43,9 @@ log = structlog.get_logger()
 
 
 class Pools:
-    """Watches the model cards. A pool is reported once; its router goes on when the card is removed."""
+    """Watches the model cards. A pool is reported once, and again when its block size has changed; the router of a pool goes on
+    when the card is removed.
+    """
 
     def __init__(
         self,
@@ -58,14 +60,14 @@ class Pools:
         self._on_pool = on_pool
         self._namespace = namespace
         self._models = frozenset(models)
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # block sizes by pool
         self._watch = messaging.bucket(subjects.bucket("models")).watch(self._on_card)
 
     async def run(self) -> None:
         await self._watch.run()
 
     def _on_card(self, change: Change) -> None:
-        if change.value is None or change.key in self._known:
+        if change.value is None:
             return
         card = readable_card(change.key, change.value)
         if card is None:
@@ -74,8 +76,9 @@ class Pools:
             return
         if self._models and self._models.isdisjoint((card.model, *card.aliases)):
             return
-        self._known.add(card.pool)
-        self._on_pool(card)
+        if self._known.get(card.pool) != card.block_size:
+            self._known[card.pool] = card.block_size
+            self._on_pool(card)
 
 
 # Keeps the session of one pool running: a fault of the pool ends this session only, and it is started again after a while.
@@ -87,6 +90,7 @@ FIRST_WAIT_S = 0.5
 MOST_WAIT_S = 30.0
 STEADY_S = 60.0  # a session that ran so long has not failed for the reason of the last one
 LEAVE_S = 2.0  # for giving up the lease and what a failed session holds
+RENEW_S = 2.0  # for what is being placed when the card has changed
 
 
 class PoolSession:
@@ -96,6 +100,7 @@ class PoolSession:
         self._build = build
         self._session: RouterSession | None = None
         self._leaving = asyncio.Event()
+        self._renewed = False
         self._failure = ""
         self._failures = 0
 
@@ -123,9 +128,13 @@ class PoolSession:
         while not self._leaving.is_set():
             began_s = loop.time()
             try:
+                self._renewed = False
                 self._session = self._build()
                 await self._session.run()
-                return
+                if not self._renewed:
+                    return
+                await self._leave()
+                continue
             except Exception as error:  # whatever it is: all other pools need this process
                 if loop.time() - began_s >= STEADY_S:
                     wait_s = FIRST_WAIT_S
@@ -136,6 +145,13 @@ class PoolSession:
                     await self._leaving.wait()
             except TimeoutError:
                 wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+    async def renew(self, build: Callable[[], RouterSession]) -> None:
+        """Go on with a new session, whose index is empty: the pool has another block size now."""
+        self._build = build
+        self._renewed = True
+        if self._session is not None:
+            await self._session.drain(RENEW_S)
 
     async def drain(self, grace_s: float) -> None:
         self._leaving.set()
@@ -275,6 +291,10 @@ class RouterProcess:
 
     def _on_pool(self, card: ModelCard) -> None:
         if self.draining:
+            return
+        if (kept := self.pools.get(card.pool)) is not None:
+            log.info("pool.renewed", pool=card.pool, model=card.model, block_size=card.block_size)
+            self._tasks.spawn(kept.renew(partial(self._session_of, card)))
             return
         kept = self.pools[card.pool] = PoolSession(card, partial(self._session_of, card))
         log.info("pool.known", pool=card.pool, model=card.model)

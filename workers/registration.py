@@ -150,7 +150,8 @@ async def register_card(
         return in_force
     raise RegistrationRefused(
         f"pool {card.pool} has block size {in_force.block_size}, this worker's engine has {own}: start it with the pool's "
-        "block size, or in a fleet of its own (--fleet) with a multiple of that"
+        "block size, in a fleet of its own (--fleet) with a multiple of that, or once the pool's workers have ended (`headrace "
+        "worker status` names them, `headrace worker drain ID` ends one): a pool without a worker takes any block size"
     )
 
 

@@ -80,10 +80,11 @@ async def publish_card(
 ) -> ModelCard:
     """Store the files and the card; return the card that is in force.
 
-    The first worker of a pool creates the card; a later one keeps the `created` time, block size and adapters of the stored
-    card, replaces the rest, and must check that the card fits. `key` signs it; a stored card that it has not signed counts for
-    nothing. Files are addressed by digest, so a file that is stored already is not written again. The files are checked once
-    more after the card is stored: a model that had them as well may have been removed just then.
+    The first worker of a pool creates the card; a later one keeps the `created` time and adapters of the stored card, while the
+    pool has a worker its block size as well, replaces the rest, and must check that the card fits. `key` signs it; a stored
+    card that it has not signed counts for nothing. Files are addressed by digest, so a file that is stored already is not
+    written again. The files are checked once more after the card is stored: a model that had them as well may have been removed
+    just then.
     """
     store = messaging.objects(subjects.bucket("models"))
     contents, listed = {}, {}
@@ -107,6 +108,7 @@ async def _store_files(store: ObjectBucket, contents: Mapping[str, bytes]) -> No
 
 async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard, key: bytes) -> ModelCard:
     bucket = messaging.bucket(subjects.bucket("models"))
+    alone = True
     while True:
         entry = await bucket.get(card.pool)
         try:
@@ -117,18 +119,20 @@ async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard,
             stored = readable_card(card.pool, entry.value, signed_with=key) if key else decode(ModelCard, entry.value)
             kept = card
             if stored is not None:
-                kept = msgspec.structs.replace(
-                    card,
-                    created=stored.created,
-                    block_size=stored.block_size,
-                    adapters=sorted({*stored.adapters, *card.adapters}),
-                )
+                adapters = sorted({*stored.adapters, *card.adapters})
+                kept = msgspec.structs.replace(card, created=stored.created, adapters=adapters)
+                if stored.block_size != card.block_size and not (alone and await _is_empty(messaging, subjects, card.pool)):
+                    kept = msgspec.structs.replace(kept, block_size=stored.block_size)
             kept = signed(kept, key)
             if kept != stored:
                 await bucket.update(card.pool, encode(kept), revision=entry.revision)
             return kept
-        except RevisionConflict:
-            continue
+        except RevisionConflict:  # another worker registers now, and has no lease yet
+            alone = False
+
+
+async def _is_empty(messaging: Messaging, subjects: Subjects, pool: str) -> bool:
+    return not await messaging.bucket(subjects.bucket("members")).entries(f"worker.{pool}.>")
 
 
 class ModelDirectory:
@@ -164,6 +168,7 @@ class ModelDirectory:
         self._taken: set[tuple[str, str, str]] = set()  # names that several pools want, as they were logged
         self._lost: dict[str, float] = {}  # pools whose card has vanished, and since when
         self._served = ServedPools(members)
+        self._offered: set[str] = set()  # pools whose names come before those of the others
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
         self._listed = False  # True once all cards that existed at the start have been read
@@ -231,6 +236,7 @@ class ModelDirectory:
 
     def _changed(self) -> None:
         self._served.refresh(self._known, self._loop.time())
+        self._find_pools()
         self._find_adapters()
         for callback in self._callbacks:
             callback()
@@ -281,6 +287,8 @@ class ModelDirectory:
                 if now - since_s >= LATELY_S and not self._served.lately(pool, now):
                     del self._lost[pool]
                     self._wanted.put_nowait((pool, None))
+            if self._offered != self._offers():  # the last worker of a pool has been gone for long
+                self._changed()
 
     async def _load(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -292,7 +300,7 @@ class ModelDirectory:
                 if card is None:
                     self._known.pop(pool, None)
                     log.info("model.removed", pool=pool)
-                    self._found()
+                    self._changed()
                     self._wanted.task_done()
                 else:
                     task = self._reading[pool] = tasks.create_task(self._read(pool, card, Once(self._wanted.task_done)))
@@ -323,21 +331,25 @@ class ModelDirectory:
                 retry_s = min(retry_s * 2, FETCH_RETRY_MAX_S)
             self._known[pool] = (card, files)
             log.info("model.known", pool=pool, model=card.model)
-            self._found()
+            self._changed()
         finally:
             tried()
 
-    def _found(self) -> None:
+    def _offers(self) -> set[str]:
+        """Return the pools with a worker that accepts requests, had one lately, or is woken for them."""
+        now = self._loop.time()
+        return {pool for pool in self._known if self._served.lately(pool, now) or self._members.answerable(pool)}
+
+    def _find_pools(self) -> None:
+        """Update the pools of names: models before aliases, and both of the pools on offer before those of all others."""
+        self._offered = self._offers()
+        cards = sorted((card for card, _ in self._known.values()), key=self._precedence)  # the first one has the name
         pools: dict[str, str] = {}
-        for card in sorted((card for card, _ in self._known.values()), key=self._precedence):  # the first one has the name
-            if pools.setdefault(card.model, card.pool) != card.pool:
-                self._note_taken(card.model, card.pool, pools[card.model])
-        for card in sorted((card for card, _ in self._known.values()), key=self._precedence):
-            for alias in card.aliases:  # a model's own name wins over another's alias
-                if pools.setdefault(alias, card.pool) != card.pool:
-                    self._note_taken(alias, card.pool, pools[alias])
+        for tier in ([c for c in cards if c.pool in self._offered], [c for c in cards if c.pool not in self._offered]):
+            for name, pool in [(c.model, c.pool) for c in tier] + [(alias, c.pool) for c in tier for alias in c.aliases]:
+                if pools.setdefault(name, pool) != pool:
+                    self._note_taken(name, pool, pools[name])
         self._pools = pools
-        self._changed()
 
     def _precedence(self, card: ModelCard) -> tuple[bool, bool, bool, float, str]:
         """Order the cards that want one name: a card cannot take the name of a model that is served.

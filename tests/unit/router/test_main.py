@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from headrace.broker.codec import encode
 from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.ports import Change
+from headrace.jetstream.subjects import Subjects, pool_id
 from headrace.router import main
 from headrace.router.main import PoolSession
 from headrace.router.session.session import RouterSession
@@ -91,6 +95,54 @@ async def test_a_router_that_leaves_starts_none_again(monkeypatch: pytest.Monkey
     await pool.drain(1.0)
     async with asyncio.timeout(5):
         await running
+
+
+class Draining(FakeSession):
+    """Ends in peace once it is drained."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, None)
+        self.drained = asyncio.Event()
+
+    async def run(self) -> None:
+        await self.drained.wait()
+
+    async def abandon(self) -> None:
+        self.abandoned = True
+
+    async def drain(self, grace_s: float) -> None:
+        self.drained.set()
+
+
+async def test_a_pool_whose_block_size_has_changed_goes_on_with_a_new_session() -> None:
+    class Cards:
+        def bucket(self, name: str) -> Cards:
+            return self
+
+        def watch(self, on_change: Callable[[Change], None]) -> None:
+            self.report = on_change
+
+    cards, found = Cards(), list[int]()
+    main.Pools(cast("Any", cards), Subjects("hr"), lambda card: found.append(card.block_size))
+    key = pool_id("m", "default")
+    for size, slots in ((16, 1), (16, 2), (32, 2)):
+        card = msgspec.structs.replace(CARD, pool=key, block_size=size, context_length=slots)
+        cards.report(Change(key, encode(card), 1))
+    assert found == [16, 32]
+
+    first, second = Draining(), Draining()
+    pool = kept([first])
+    running = asyncio.create_task(pool.run())
+    await asyncio.sleep(0)
+    await pool.renew(lambda: cast("RouterSession", second))
+    async with asyncio.timeout(5):
+        while pool.session is not cast("Any", second):
+            await asyncio.sleep(0)
+    assert first.abandoned, "it holds nothing any more"
+    await pool.drain(1.0)
+    async with asyncio.timeout(5):
+        await running
+    assert pool.standing()["failures"] == 0
 
 
 async def test_a_cancellation_is_no_failure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import structlog
 from headrace.broker.codec import encode
 from headrace.broker.messages.members import WorkerMember
 from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.errors import RevisionConflict
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RegistrationRefused
@@ -32,10 +34,15 @@ INFO = EngineInfo(
 
 
 class Shelf:
-    """A bucket with one card, and an object store that has every file."""
+    """A bucket with one card, the leases of live workers, and an object store that has every file.
 
-    def __init__(self, card: ModelCard) -> None:
+    `others`: cards that other workers store just before this one.
+    """
+
+    def __init__(self, card: ModelCard, *, live: bool = True, others: Sequence[ModelCard] = ()) -> None:
         self.card = card
+        self.live = live
+        self.others = list(others)
 
     def bucket(self, name: str) -> Shelf:
         return self
@@ -46,8 +53,13 @@ class Shelf:
     async def get(self, key: str) -> Any:
         return type("Entry", (), {"value": encode(self.card), "revision": 1})()
 
+    async def entries(self, pattern: str) -> list[str]:
+        return ["a lease"] if self.live else []
+
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
-        return None
+        if self.others:
+            self.card = self.others.pop()
+            raise RevisionConflict(key)
 
 
 def card(parsers: ParserChoice) -> ModelCard:
@@ -141,8 +153,19 @@ async def test_only_a_fleet_may_have_longer_blocks_and_only_a_multiple_of_the_po
         in_force = await register_card(messaging, Subjects(), wanted, {}, engine_block=engine_block)
         assert in_force.block_size == 32
         return
-    with pytest.raises(RegistrationRefused, match="has block size 32, this worker's engine has"):
+    with pytest.raises(RegistrationRefused, match=r"has block size 32, this worker's engine has .*`headrace worker drain"):
         await register_card(messaging, Subjects(), wanted, {}, engine_block=engine_block)
+
+
+async def test_a_pool_without_a_worker_takes_any_block_size_and_of_two_at_once_the_first_ones() -> None:
+    stored = card(ParserChoice())
+    wanted = msgspec.structs.replace(stored, block_size=48)
+    empty: Any = Shelf(stored, live=False)
+    in_force = await register_card(empty, Subjects(), wanted, {})
+    assert (in_force.block_size, in_force.created) == (48, stored.created)
+    raced: Any = Shelf(stored, live=False, others=[msgspec.structs.replace(stored, block_size=64)])
+    with pytest.raises(RegistrationRefused, match="has block size 64"):
+        await register_card(raced, Subjects(), wanted, {})
 
 
 def test_the_first_fleet_of_a_model_may_say_which_blocks_all_count_by() -> None:

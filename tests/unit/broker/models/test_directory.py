@@ -250,6 +250,26 @@ async def test_a_card_of_another_pool_cannot_take_the_name_of_a_model(bench: Ben
     assert bench.directory.get("sim").card.pool == mine, "the rogue cards were there first, and are older"
 
 
+async def test_the_name_of_a_model_without_workers_comes_after_an_alias_of_one_with_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.card("old")
+    await bench.card("new", aliases=("old",))
+    assert bench.directory.get("old").card.pool == "old", "nobody serves, so the model's name wins"
+    bench.members.come("new")
+    assert bench.directory.get("old").card.pool == "new"
+    assert bench.directory.listed_names() == ["new", "old"]
+    bench.members.come("old")
+    assert bench.directory.get("old").card.pool == "old"
+    bench.members.go("old")
+    assert bench.directory.get("old").card.pool == "old", "its workers may be restarting"
+    monkeypatch.setattr(module, "LOST_CHECK_S", 0.01)
+    monkeypatch.setattr(module, "LATELY_S", 0.0)
+    looking = asyncio.create_task(bench.directory._forget_lost())
+    await until(lambda: bench.directory.get("old").card.pool == "new")
+    looking.cancel()
+
+
 async def test_of_two_namespaces_the_one_that_has_a_name_keeps_it(bench: Bench) -> None:
     first, second = pool_id("sim", "blue"), pool_id("sim", "red")
     for pool, namespace, created in ((first, "blue", 100.0), (second, "red", 1.0)):
