@@ -36,6 +36,7 @@ from headrace.frontend.http.exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, StoredJobPort
 from headrace.frontend.settings import FrontendSettings
+from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import slug
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -195,7 +196,11 @@ class DurableStreams:
                 except TimeoutError:
                     if loop.time() > until_s:
                         raise DeadlineExceeded(f"job {token!r} has not ended before the longest deadline") from None
-                    await self._check_open(tenant, token)
+                    try:
+                        await self._check_open(tenant, token)
+                    except JetStreamError:  # the server is away: the follower goes on when it is back
+                        if not begun:
+                            raise
                     if begun and self._keepalive_s:
                         yield KEEPALIVE
                     continue

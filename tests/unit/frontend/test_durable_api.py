@@ -17,6 +17,7 @@ from headrace.frontend import durable_api
 from headrace.frontend.apis import Stores
 from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
+from headrace.jetstream.errors import NotConnected
 from tests.support.frontend.fakes import Call, FakeIngress, chat, frontend, post, say
 from tests.support.frontend.stored_jobs import MemoryJobs
 
@@ -116,6 +117,28 @@ async def test_a_follower_goes_on_while_the_stream_is_made() -> None:
     await call.until(lambda: call.body != b"")
     site.jobs.append("_", name, "end", status="done")
     await following
+    assert [name for name, _ in blocks(call)] == [f"{name}.0", ""]
+
+
+async def test_a_stream_that_has_begun_waits_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable_api, "LOOK_S", 0.01)
+    site = Site()
+    name = new_name("_")
+    site.jobs.append("_", name, "rows", events=[b'{"choices":[]}'])
+    call = Call(site.frontends[1].app, f"/v1/streams/{name}", method="GET")
+    following = asyncio.create_task(call.run())
+    await call.until(lambda: call.body != b"")
+    asked = asyncio.Event()
+
+    async def away(tenant: str, token: str) -> JobResult | None:
+        asked.set()
+        raise NotConnected("HR_RESULT was not read")
+
+    monkeypatch.setattr(site.jobs, "known", away)
+    async with asyncio.timeout(5):
+        await asked.wait()
+        site.jobs.append("_", name, "end", status="done")
+        await following
     assert [name for name, _ in blocks(call)] == [f"{name}.0", ""]
 
 
