@@ -83,7 +83,7 @@ UNREADABLE = "vLLM's own server fails on arguments that are no object, which thi
 def message(url: str, request: dict[str, Any]) -> Any:
     """What is not an id or a time."""
     body = {"model": MODEL, "max_tokens": 24, "temperature": 0, **request}
-    answer = httpx.post(f"{url}/v1/messages", json=body, timeout=120)
+    answer = httpx.post(f"{url}/v1/messages", json=body, timeout=120, trust_env=False)
     if answer.status_code == 400 and "AnthropicContentBlock" in answer.text:
         return UNREADABLE
     assert answer.status_code == 200, answer.text
@@ -98,7 +98,7 @@ def message(url: str, request: dict[str, Any]) -> Any:
 def response(url: str, request: dict[str, Any]) -> Any:
     """What is not an id or a time."""
     body = {"model": MODEL, "max_output_tokens": 24, "temperature": 0, "store": False, **request}
-    answer = httpx.post(f"{url}/v1/responses", json=body, timeout=120)
+    answer = httpx.post(f"{url}/v1/responses", json=body, timeout=120, trust_env=False)
     assert answer.status_code == 200, answer.text
     whole = answer.json()
     output = []
