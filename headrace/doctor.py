@@ -161,7 +161,7 @@ def _engines(facts: MachineFacts) -> Iterator[Finding]:
         )
 
 
-TESTED = (2, 15)
+NATS_SERVER = (2, 15, 1)  # the least that keeps at a power cut what it has confirmed
 LEAST_MEMORY = 64 * MIB  # leases and load reports
 LEAST_PAYLOAD = MIB
 WRONG_CLOCK_S = 5.0  # deadlines are absolute times
@@ -185,12 +185,13 @@ def check_server(facts: ServerFacts) -> Iterator[Finding]:
 
 
 def _version(version: str) -> Finding:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and (int(found[1]), int(found[2])) < TESTED:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found and tuple(map(int, found.groups())) < NATS_SERVER:
         return warning(
             "server.version",
-            f"nats-server {version} answers; Headrace is tested with {TESTED[0]}.{TESTED[1]}",
-            "use a newer one: versions before 2.14.3 have known ways around permissions",
+            f"nats-server {version} answers; Headrace needs {'.'.join(map(str, NATS_SERVER))}",
+            "use a newer one: up to 2.15.0 it loses synced messages at a power cut, before 2.14.3 there are known ways around "
+            "permissions",
         )
     return ok("server.version", f"nats-server {version} answers")
 

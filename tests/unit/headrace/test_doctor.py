@@ -128,7 +128,7 @@ def test_a_good_server_has_nothing_to_look_at() -> None:
 @pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
-        (replace(SERVER_CHECKS_GOOD, version="2.12.4"), "server.version", "warning"),
+        (replace(SERVER_CHECKS_GOOD, version="2.15.0"), "server.version", "warning"),
         (replace(SERVER_CHECKS_GOOD, denied=("$JS.API.INFO",)), "server.permissions", "error"),
         (replace(SERVER_CHECKS_GOOD, limits=AccountLimits(memory=0)), "server.memory_store", "error"),
         (monitoring(max_memory=0), "server.memory_store", "error"),

@@ -15,6 +15,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from deploy.kubernetes.write import CHART, rendered, texts
+from headrace.doctor import NATS_SERVER
 from tests.support.chart_values import another, any_value, at, places, with_value
 from tests.support.command_lines import drain_s, is_known, read
 from tests.support.kubernetes_objects import VERSIONS, Object, containers, faults, needs_tools, pod_templates, selects
@@ -265,6 +266,8 @@ def test_the_broker_keeps_three_copies_and_streams_in_memory() -> None:
     assert DEFAULTS["broker"]["replicas"] == nats["cluster"]["replicas"]
     assert nats["jetstream"]["memoryStore"]["enabled"] is True
     assert nats["jetstream"]["merge"]["sync_interval"] == "always"
+    version = DEFAULTS["nats"]["container"]["image"]["tag"].partition("-")[0]
+    assert tuple(map(int, version.split("."))) >= NATS_SERVER
 
 
 def nats_values(folder: Path, values: Object) -> list[Object]:
