@@ -204,10 +204,10 @@ def _asks_for_keys(settings: Settings) -> bool:
     return bool(settings["api_key"]) or settings["frontend.auth"] == "keys" or settings["frontend.jwt_keys"] is not None
 
 
-FRONTEND_GRACE_S = 5.0
+FRONTEND_GRACE_S = 5.0  # at the end of all, whatever its own grace is
 ROUTER_GRACE_S = 5.0
 PART_GROUP = "headrace.parts"
-_MARGIN_S = 1.0  # a part ends its own grace period before it is killed
+MARGIN_S = 1.0  # a part ends its own grace period before it is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +276,7 @@ def _installed(settings: Settings, environment: Mapping[str, str], names: set[st
 
 def _frontends(settings: Settings, environment: Mapping[str, str], port: int, taken: set[int]) -> tuple[ManagedProcess, ...]:
     """Return the frontends. One has the port for itself; of several each has one more, for its probes and metrics."""
-    environment = {
-        **without_secrets_of_others(environment, "frontend"),
-        "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S),
-    }
+    environment = without_secrets_of_others(environment, "frontend")
     argv = ("frontend", "--port", str(port))
     if settings["up.frontends"] == 1:
         return (ManagedProcess("frontend", argv, environment, RestartState(essential=True)),)
@@ -333,7 +330,7 @@ def make_worker(
 def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:
     environment = {
         **without_secrets_of_others(environment, "router"),
-        "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S),
+        "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - MARGIN_S),
     }
     ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken, host=settings["router.metrics_host"])
     routers: list[ManagedProcess] = []

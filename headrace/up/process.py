@@ -182,16 +182,20 @@ class Child:
             self._output.close()
         return code
 
-    async def stop(self, *, grace_s: float) -> None:
-        """Send SIGTERM, and after `grace_s` SIGKILL to the group if it is still there. Another task must be in `wait`."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+    async def stop(self, *, grace_s: float, margin_s: float = 0.0) -> None:
+        """Send SIGTERM, and after `grace_s` SIGKILL to the group if it is still there. Another task must be in `wait`.
+
+        `margin_s` before that it gets a second SIGTERM, with which a part ends its own grace period.
+        """
+        for wait_s in (grace_s - margin_s, margin_s) if margin_s else (grace_s,):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._process.wait()
+                    return
+        self.kill()
+        await self._process.wait()
 
     def kill(self) -> None:
         kill_group(self.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -82,6 +83,23 @@ def test_one_that_is_killed_leaves_the_others_serving_and_comes_back(start: Call
     up.until("it answers again", lambda: up.state()["frontends"][0]["pid"] != first["pid"] and answers_itself(first))
     assert up.chat()
     assert up.state()["frontends"][1]["pid"] == second["pid"]
+
+
+def test_one_that_is_asked_to_end_finishes_its_answers_first(start: Callable[..., RunningUp]) -> None:
+    up = start("--frontends", "2", "--engine-arg", 'timing_overrides={"decode_base_s": 0.05}')
+    up.until_ready()
+    tokens = 130  # 6.5 s
+    first = up.state()["frontends"][0]
+    body = {"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    connection = http.client.HTTPConnection("127.0.0.1", first["metrics_port"], timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: {")
+    os.kill(first["pid"], signal.SIGTERM)
+    rest = answer.read()
+    connection.close()
+    assert rest.endswith(b"data: [DONE]\n\n"), rest[-500:]
+    up.until("it is there again", lambda: up.state()["frontends"][0]["pid"] != first["pid"] and answers_itself(first))
 
 
 def test_a_second_up_does_not_share_the_port_of_the_first(start: Callable[..., RunningUp]) -> None:

@@ -76,6 +76,19 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period() -
     assert waiting.result() == -signal.SIGKILL
 
 
+async def test_a_child_that_still_works_gets_a_second_signal_before_it_is_killed() -> None:
+    lines: list[str] = []
+    script = "trap 'echo working; trap \"echo bye; exit 0\" TERM' TERM; echo ready; while :; do sleep 0.01; done"
+    child = await _start(script, lines)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(child.wait())
+        while not lines:
+            await asyncio.sleep(0.005)
+        await child.stop(grace_s=60.5, margin_s=60)
+    assert waiting.result() == 0
+    assert lines == ["ready", "working", "bye"]
+
+
 async def test_a_child_that_obeys_is_given_the_time_to() -> None:
     lines: list[str] = []
     child = await _start("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done", lines)
