@@ -237,6 +237,13 @@ class Parts:
         """Return True if a worker other than this part runs and answers requests."""
         return any(worker.serves and worker.child is not None for worker in self.workers if worker is not part)
 
+    def is_last(self, part: ManagedProcess) -> bool:
+        """Return True if no other frontend, worker or router runs, as this part is one."""
+        for kind in (self.frontends, self.workers, self.routers):
+            if part in kind:
+                return all(other.child is None for other in kind if other is not part)
+        return False
+
 
 def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int, logins: ServerLogins | None = None) -> Parts:
     """Return the parts to run. `environment` is what all of them get, `port` the frontends', `logins` how each logs in.

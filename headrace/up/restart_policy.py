@@ -1,8 +1,9 @@
 """Decides when a part of `headrace up` is restarted, without processes or clocks, so that every case is a unit test.
 
-A part that ends by itself is started again after 0.5 s, then 1 s, 2 s … up to 30 s; 60 s of running forget the past.  Two ends
-are no crash: a worker that leaves with code 0 was drained on purpose, and code 78 means that its settings are wrong, which
-another start cannot cure.  Once the deployment was ready they are not, and such an end counts as a crash.
+A part that ends by itself is started again after 0.5 s, then 1 s, 2 s … up to 30 s. In a deployment that was ready once, the
+last one of its kind waits up to 2 s. 60 s of running forget the past. Two ends are no crash: a worker that leaves with code 0
+was drained on purpose, and code 78 means that its settings are wrong, which another start cannot cure. Once the deployment was
+ready they are not, and such an end counts as a crash.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Backoff:
     first_s: float = 0.5
     factor: float = 2.0
     most_s: float = 30.0
+    most_of_last_s: float = 2.0  # while no other part of the kind runs
     healthy_after_s: float = 60.0  # running this long forgets earlier crashes
 
 
@@ -66,12 +68,12 @@ class RestartState:
         """Note that the part is to stop: its end is no crash from now on."""
         self._asked = True
 
-    def exited(self, now_s: float, *, exit_code: int, serving: bool, ready: bool = False) -> Decision:
+    def exited(self, now_s: float, *, exit_code: int, serving: bool, ready: bool = False, last: bool = False) -> Decision:
         """Decide what follows the end of the part.
 
         `exit_code` is negative for a signal; `serving`: `up` can answer requests without the part; `ready`: the deployment was
         ready once, with the settings that it still has. Then whatever the part says of them is a crash: something that it has
-        read led it astray, and a deployment that serves must not end for that.
+        read led it astray, and a deployment that serves must not end for that. `last`: no other part of its kind runs.
         """
         if self._asked:
             return Leave("asked")
@@ -84,7 +86,8 @@ class RestartState:
         self.crashes += 1
         # The exponent is capped: a part that crashed a thousand times must not overflow a float.
         wait_s = self._backoff.first_s * self._backoff.factor ** min(self.crashes - 1, 32)
-        return Restart(min(wait_s, self._backoff.most_s), self.crashes)
+        most_s = self._backoff.most_of_last_s if last and ready else self._backoff.most_s
+        return Restart(min(wait_s, most_s), self.crashes)
 
 
 @dataclass(slots=True, eq=False)

@@ -143,6 +143,7 @@ class RunFile:
             self._lock = None
 
     def write(self, content: dict[str, Any]) -> None:
+        make_private_folder(self._folder)
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps(content, indent=1) + "\n")
         fresh.replace(self.path)

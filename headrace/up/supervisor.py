@@ -165,6 +165,7 @@ async def say_ready(host: str, port: int, *, tls: bool, models: Sequence[str], a
 
 _KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
 _PUBLISH_AGAIN_S = 5.0  # when the run file could not be written
+_LOOK_S = 1.0  # between two looks whether the run file is still there
 _SETTLE_S = 5.0  # on a terminal: for the lines of the routers, before the text that nothing is to be printed over
 _SAY_STOPPING_S = 10.0
 _ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
@@ -216,6 +217,7 @@ class Supervisor:
                         group.create_task(self._end_with(self._nats.mend(self._stores_nothing, self._publish_state))),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
+                        group.create_task(self._keep_run_file()),
                         group.create_task(self._reaped.run(self._answering)),
                     ]
                     for part in self._parts:
@@ -248,8 +250,8 @@ class Supervisor:
                 return
             while not part.stop_asked.is_set():
                 code, tail = await self._run_once(part)
-                serving = self._serves_without(part)
-                decision = part.state.exited(time.monotonic(), exit_code=code, serving=serving, ready=self._ready)
+                serving, last = self._serves_without(part), self._parts.is_last(part)
+                decision = part.state.exited(time.monotonic(), exit_code=code, serving=serving, ready=self._ready, last=last)
                 if isinstance(decision, Leave):
                     self._part_left(part, decision, tail)
                     return
@@ -485,6 +487,13 @@ class Supervisor:
             _log.warning("up.run_file_not_written", path=str(self._run_file.path), error=error.strerror)
             if not self._stopping.is_set():
                 asyncio.get_running_loop().call_later(_PUBLISH_AGAIN_S, self._publish_state)
+
+    async def _keep_run_file(self) -> None:
+        """Write the run file again if it is removed meanwhile: commands find the deployment by it."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._run_file.path.exists():
+                self._publish_state()
 
 
 async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

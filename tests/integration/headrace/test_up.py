@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,6 +68,8 @@ def test_up_serves_says_so_once_and_leaves_nothing_behind(start: Callable[..., R
     assert "headrace frontend" in _command_line(state["frontend"]["pid"])
     assert ["headrace worker" in _command_line(worker["pid"]) for worker in state["workers"]] == [True, True]
     pids = up.pids()
+    shutil.rmtree(up.run_file.parent)
+    up.until("its run file is there again", lambda: up.pids() == pids)
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0, up.log()
     assert _no_longer(pids)

@@ -18,6 +18,19 @@ def test_waits_double_up_to_the_limit() -> None:
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
+def test_the_last_part_of_its_kind_does_not_wait_long_once_the_deployment_was_ready() -> None:
+    waits: dict[tuple[bool, bool], list[float]] = {}
+    for ready, last in ((True, True), (True, False), (False, True)):
+        state = RestartState(essential=False)
+        for _ in range(6):
+            state.started(0.0)
+            decision = state.exited(0.0, exit_code=-9, serving=False, ready=ready, last=last)
+            assert isinstance(decision, Restart)
+            waits.setdefault((ready, last), []).append(decision.after_s)
+    assert waits[True, True] == [0.5, 1.0, 2.0, 2.0, 2.0, 2.0]
+    assert waits[True, False] == waits[False, True] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+
+
 def test_a_healthy_minute_forgets_earlier_crashes() -> None:
     state = RestartState(essential=False)
     for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -232,6 +233,16 @@ def test_only_workers_that_answer_count_as_serving() -> None:
     decode.child = cast("Child", object())
     assert parts.others_serve(prefill)
     assert not parts.others_serve(decode)
+
+
+def test_a_part_is_the_last_of_its_kind_while_no_other_one_runs() -> None:
+    decode, prefill = _two()
+    router = replace(decode, name="router-1", role="")
+    parts = Parts(workers=(decode, prefill), routers=(router,))
+    prefill.child = cast("Child", object())
+    assert not parts.is_last(decode)
+    assert parts.is_last(prefill)
+    assert parts.is_last(router)
 
 
 def test_the_parts_of_a_plan_know_whom_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
