@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from xdist.scheduler import LoadFileScheduling
 
 from headrace.broker.messages.requests import Sampling
 from headrace.workers import bundled_model
@@ -23,6 +24,7 @@ from headrace.workers.engine import EngineConfig, EngineInfo, Output, Sequence
 from tests.engines.support.sglang_args import ARGS as SGLANG_ARGS
 
 ROOT = Path(__file__).parents[2]
+SERVED = "tests/engines/served/"
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 8}
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Write one sentence about the sea.")
 DIRECT_TOKENS = 32
@@ -45,6 +47,18 @@ def chat(question: str) -> str:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`make` runs this folder for its mark alone: nothing in it may be without."""
     item.add_marker("engine")
+
+
+class InFolders(LoadFileScheduling):  # type: ignore[misc]
+    """A process for each file, but one for all of `served`, whose two servers would start anew for each file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return SERVED if file.startswith(SERVED) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InFolders | None:
+    return InFolders(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

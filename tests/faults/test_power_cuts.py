@@ -16,7 +16,7 @@ from tests.faults.support.power_cuts import Powered, loss, lost_after_a_purge, p
 from tests.support.unsynced_disk import Unmountable, UnsyncedDisk, missing
 
 OLD_SERVER = Path(sys.executable).parents[1] / "nats-server-2.15.0" / "bin" / "nats-server"
-LOAD_S = 3.0
+LOAD_S = 1.0
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120), pytest.mark.skipif(bool(missing()), reason=missing())]
 

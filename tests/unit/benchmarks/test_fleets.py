@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.fleet_kinds import Kind
 from benchmarks.fleets import Search, with_targets
 from headrace.tools.replay_bench.engine import EngineModel
@@ -27,6 +29,7 @@ def test_the_least_good_number_is_found_and_one_worker_less_is_not_good() -> Non
     assert one.alone(1, number - 1) is None
 
 
+@pytest.mark.slow
 def test_a_pair_is_good_uses_both_kinds_and_costs_less_than_it_had_to() -> None:
     one = search()
     alone = one.alone(1, 8)

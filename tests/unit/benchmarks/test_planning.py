@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.planning.__main__ import SLOW, Arena
 from benchmarks.planning.clairvoyant import Clairvoyant
 from benchmarks.planning.dynamo_rules import PublishedRules
@@ -26,6 +28,7 @@ def test_the_clairvoyant_starts_so_that_the_burst_finds_its_workers() -> None:
     assert 300 - 60 - 5 - 15 <= 5.0 * begun[0] <= 300 - 60
 
 
+@pytest.mark.slow
 def test_the_planner_misses_less_than_half_of_what_the_published_rules_miss_and_never_turns_back() -> None:
     requests = waves(1.0, period_s=1800.0, peak=5.0)
     arena = Arena(requests, speed=SLOW, start_s=60.0, targets=LOOSE, most=20)

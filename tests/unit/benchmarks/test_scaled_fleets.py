@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.fleet_kinds import Kind
 from benchmarks.scaled_fleets import planner_of, play
 from headrace.config.options import PlannerSettings
@@ -22,6 +24,7 @@ def trace() -> Trace:
     return Trace("", tuple(replace(one, ttft_target_s=0.5 if n % 4 == 0 else 5.0) for n, one in enumerate([*busy, *calm])))
 
 
+@pytest.mark.slow
 def test_fleets_are_scaled_up_and_down_again_and_no_request_is_lost() -> None:
     settings = PlannerSettings(ttft_s=5.0, fleet_ttft="quick=0.5", itl_s=10.0, miss=0.05, start_s=20.0, most=16)
     planners = {name: planner_of(kind, settings) for name, kind in KINDS.items()}

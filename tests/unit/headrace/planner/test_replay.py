@@ -111,6 +111,7 @@ def test_worker_hours_are_those_of_every_engine_from_its_start_to_its_end() -> N
     assert outcome.changes == [(50.0, 1), (150.0, -1)]
 
 
+@pytest.mark.slow
 def test_the_planner_follows_the_load_with_fewer_worker_hours_and_no_request_fails() -> None:
     outcome, _ = play(waves(2, period_s=3600, peak=5), start_s=30)
     assert outcome.failed == 0
@@ -121,6 +122,7 @@ def test_the_planner_follows_the_load_with_fewer_worker_hours_and_no_request_fai
     assert outcome.worker_s <= 0.7 * fewest * outcome.until_s
 
 
+@pytest.mark.slow
 def test_slow_starts_do_not_make_the_planner_diverge() -> None:
     outcome, some = play(waves(2, period_s=5400, peak=5), start_s=300)
     assert outcome.failed == 0

@@ -169,6 +169,7 @@ def test_the_real_policies_serve_everything(name):
     assert len({o.job.worker for o in outcomes}) == 4
 
 
+@pytest.mark.slow
 def test_two_fleets_of_one_model_share_a_queue_and_each_request_has_its_fleet():
     sample = accelerate(read_trace(SAMPLE, limit=200), 8.0)
     targets = dataclasses.replace
