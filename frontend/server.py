@@ -1,7 +1,7 @@
 """Runs the frontend process: connections, ingress and HTTP server under one task group, started and stopped in order.
 
 On SIGTERM the listener closes and running answers go on for the grace period. Answers that are still running then end with an
-error saying that the server shuts down. A second signal ends the wait.
+error saying that the server shuts down. A second signal ends the grace period.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ SECURITY_HEADERS = (
 )
 STARTING_S = 0.002
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
+HURRIED_WORDS_S = 1.0  # the same after a second signal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -80,7 +81,7 @@ async def serve(
     settings: FrontendSettings,
     listener: socket.socket,
     *,
-    drain: Callable[[float], Awaitable[None]],
+    drain: Drain,
     on_listening: Callable[[str], None] | None = None,
     more: Sequence[socket.socket] = (),
 ) -> None:
@@ -109,8 +110,8 @@ async def serve(
             timeout_graceful_shutdown=max(1, round(settings.drain_grace_s) + LAST_WORDS_S),
         )
     )
-    stop = asyncio.Event()
-    with _signals(server, stop):
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with _signals(server, stop, hurry):
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener, *more]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
@@ -133,12 +134,23 @@ async def serve(
             log.info("frontend.draining", grace_s=settings.drain_grace_s, connections=len(server.server_state.connections))
             stopping.cancel()
             try:
-                await drain(settings.drain_grace_s)
-            except HeadraceError as error:
-                log.warning("frontend.drain_failed", error=str(error))
+                await _drain(drain, settings.drain_grace_s, hurry)
+            except* HeadraceError as failed:
+                log.warning("frontend.drain_failed", error=str(failed.exceptions[0]))
             await serving
             parts.stop()
     log.info("frontend.stopped")
+
+
+async def _drain(drain: Drain, grace_s: float, hurry: asyncio.Event) -> None:
+    """Drain within a grace period that `hurry` ends at once: running answers get their error, not a closed connection."""
+    async with asyncio.TaskGroup() as group:
+        draining, hurrying = group.create_task(drain(grace_s)), group.create_task(hurry.wait())
+        await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        hurrying.cancel()
+    if draining.cancelled():
+        await drain(0.0)
 
 
 def _warn_of_plain_http(settings: FrontendSettings) -> None:
@@ -159,13 +171,17 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
-    """Handle signals: the first one starts the shutdown, the second one ends the wait for clients."""
+def _signals(server: uvicorn.Server, stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """Handle signals: the first one starts the shutdown, the second one ends the grace period and soon the wait for clients."""
     loop = asyncio.get_running_loop()
 
+    def force() -> None:
+        server.force_exit = True
+
     def on_signal() -> None:
-        if stop.is_set():
-            server.force_exit = True
+        if stop.is_set() and not hurry.is_set():
+            hurry.set()
+            loop.call_later(HURRIED_WORDS_S, force)
         stop.set()
 
     for number in SIGNALS:

@@ -204,10 +204,11 @@ def _asks_for_keys(settings: Settings) -> bool:
     return bool(settings["api_key"]) or settings["frontend.auth"] == "keys" or settings["frontend.jwt_keys"] is not None
 
 
-FRONTEND_GRACE_S = 5.0  # at the end of all, whatever its own grace is
+FRONTEND_GRACE_S = 6.0  # at the end of all, whatever its own grace is
+FRONTEND_MARGIN_S = 2.0  # the last of it, for the errors of answers that are still running
 ROUTER_GRACE_S = 5.0
 PART_GROUP = "headrace.parts"
-MARGIN_S = 1.0  # a part ends its own grace period before it is killed
+_MARGIN_S = 1.0  # a part ends its own grace period before it is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +338,7 @@ def make_worker(
 def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:
     environment = {
         **without_secrets_of_others(environment, "router"),
-        "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - MARGIN_S),
+        "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S),
     }
     ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken, host=settings["router.metrics_host"])
     routers: list[ManagedProcess] = []

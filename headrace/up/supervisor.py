@@ -31,7 +31,7 @@ from headrace.up.nats_part import NatsPart
 from headrace.up.parts import (
     CONSOLE_GRACE_S,
     FRONTEND_GRACE_S,
-    MARGIN_S,
+    FRONTEND_MARGIN_S,
     ROUTER_GRACE_S,
     Parts,
     Reaped,
@@ -356,7 +356,7 @@ class Supervisor:
                 group.create_task(self._stop_part(self._parts.console.part, grace_s=CONSOLE_GRACE_S))
         async with asyncio.TaskGroup() as group:
             for frontend in self._parts.frontends:
-                group.create_task(self._stop_part(frontend, grace_s=FRONTEND_GRACE_S, margin_s=MARGIN_S))
+                group.create_task(self._stop_part(frontend, grace_s=FRONTEND_GRACE_S, margin_s=FRONTEND_MARGIN_S))
 
     async def _stop_part(self, part: ManagedProcess, *, grace_s: float, margin_s: float = 0.0) -> None:
         part.state.stop_asked()

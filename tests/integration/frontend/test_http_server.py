@@ -47,7 +47,8 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(ingress: FakeIngress, *, drain_grace_s: float = 5.0) -> AsyncIterator[Running]:
+async def running(ingress: FakeIngress, *, drain_grace_s: float = 5.0, drains: bool = True) -> AsyncIterator[Running]:
+    """With `drains=False` its work lasts for as long as it is given."""
     settings = FrontendSettings(port=0, drain_grace_s=drain_grace_s)
     built = frontend(ingress)
     listener = listen(settings)
@@ -56,6 +57,8 @@ async def running(ingress: FakeIngress, *, drain_grace_s: float = 5.0) -> AsyncI
 
     async def drain(grace_s: float) -> None:
         drained.append(grace_s)
+        if not drains:
+            await asyncio.sleep(grace_s)
 
     task = asyncio.create_task(serve(built, settings, listener, drain=drain, on_listening=lambda url: listening.set()))
     try:
@@ -129,6 +132,22 @@ async def test_after_sigterm_running_answers_finish_and_the_port_is_closed() -> 
         assert b"[DONE]" in rest
         await asyncio.wait_for(server.task, 5)
         assert server.drained == [5.0]
+        writer.close()
+
+
+async def test_a_second_signal_ends_the_grace_period_before_the_connections() -> None:
+    async with running(FakeIngress(lambda job: [[row("a")]]), drain_grace_s=60.0, drains=False) as server:
+        reader, writer = await server.ask(chat(stream=True))
+        await reader.readuntil(b'"content":"a"')
+        async with asyncio.timeout(5):
+            for told in ([60.0], [60.0, 0.0]):
+                os.kill(os.getpid(), signal.SIGTERM)
+                while server.drained != told:
+                    await asyncio.sleep(0.002)
+        server.ingress.answers[0].push([row("b", fin=end())])
+        rest = await asyncio.wait_for(reader.read(-1), 5)
+        assert b"[DONE]" in rest
+        await asyncio.wait_for(server.task, 5)
         writer.close()
 
 
