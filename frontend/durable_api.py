@@ -180,7 +180,8 @@ class DurableStreams:
     async def stream(self, tenant: str, token: str, *, first: int) -> AsyncGenerator[bytes, None]:
         """Yield the events of a job from number `first` on, as server-sent events. The first bytes come with the first event.
 
-        Raises EndedWithoutAnswer if there is no event, DeadlineExceeded, StreamGone, StreamIncomplete, a JetStreamError.
+        Raises EndedWithoutAnswer if there is no event, DeadlineExceeded, StreamGone, StreamIncomplete, EventUnknown, a
+        JetStreamError.
         """
         lines = EventLines(token)
         source = self._jobs.events(tenant, token, first=first)

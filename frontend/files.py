@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from headrace.broker.errors import BrokerUnavailable
 from headrace.broker.files.records import SLACK, FileLimits, FileRecord, UploadRecord, check_filename, check_life, check_purpose
 from headrace.broker.files.store import MAX_LISTED, FileDraft, FileStore, FileWriter
 from headrace.broker.files.uploads import UploadStore
@@ -31,6 +32,7 @@ from headrace.frontend.http.loop import forget_frames
 from headrace.frontend.http.multipart import FileBegin, FileData, FormField, FormReader, form_events
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.openapi import in_path, json_answer, json_body, operation, stored_errors
+from headrace.frontend.ports import JobPort
 from headrace.frontend.settings import FrontendSettings
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -340,9 +342,16 @@ def tolerant(handler: Handler, metrics: Metrics) -> Handler:
     return handle
 
 
+def _check_stores(port: JobPort) -> None:
+    """Refuse at once what the broker would not store. Raises BrokerUnavailable."""
+    if not port.storing:
+        raise BrokerUnavailable(f"this frontend {port.trouble}; try again shortly")
+
+
 class FileRoutes:
-    def __init__(self, files: FileStore, settings: FrontendSettings, metrics: Metrics) -> None:
+    def __init__(self, files: FileStore, port: JobPort, settings: FrontendSettings, metrics: Metrics) -> None:
         self._files = files
+        self._port = port
         self._settings = settings
         self._metrics = metrics
 
@@ -356,7 +365,11 @@ class FileRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Store the file of a form as it arrives. Raises BadRequest, FileError, ClientGone, or a JetStreamError."""
+        """Store the file of a form as it arrives.
+
+        Raises BadRequest, FileError, ClientGone, BrokerUnavailable, or a JetStreamError.
+        """
+        _check_stores(self._port)
         pieces = body_pieces(request, limit=self._files.limits.file_bytes + SLACK, stall_s=self._settings.body_timeout_s)
         form = FormReader(request.headers.get("content-type", ""), "file")
         fields: dict[str, str] = {}
@@ -399,9 +412,10 @@ class FileRoutes:
         return _json(FileList(data=data, first_id=first, last_id=last, has_more=page.more))
 
     async def one(self, request: Request) -> Response:
-        """Describe a file, or delete it. Raises FileUnknown."""
+        """Describe a file, or delete it. Raises FileUnknown, BrokerUnavailable."""
         file_id, tenant = request.path_params["id"], tenant_in(request)
         if request.method == "DELETE":
+            _check_stores(self._port)
             await self._files.delete(file_id, tenant)
             return _json(DeletedFile(id=file_id))
         return _json(FileObject.of(await self._files.get(file_id, tenant)))
@@ -446,8 +460,9 @@ _completion = ReportingDecoder(UploadCompletion)
 
 
 class UploadRoutes:
-    def __init__(self, uploads: UploadStore, settings: FrontendSettings, metrics: Metrics) -> None:
+    def __init__(self, uploads: UploadStore, port: JobPort, settings: FrontendSettings, metrics: Metrics) -> None:
         self._uploads = uploads
+        self._port = port
         self._settings = settings
         self._metrics = metrics
 
@@ -461,7 +476,8 @@ class UploadRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Open an upload. Raises BadRequest, FileError."""
+        """Open an upload. Raises BadRequest, FileError, BrokerUnavailable."""
+        _check_stores(self._port)
         wish = await decode_request(_new, await read_body(request, self._settings))
         draft = FileDraft(
             tenant=tenant_in(request),
@@ -472,7 +488,8 @@ class UploadRoutes:
         return _json(UploadObject.of(await self._uploads.create(draft, size=wish.bytes, mime_type=wish.mime_type)))
 
     async def add_part(self, request: Request) -> Response:
-        """Store the part of a form as it arrives. Raises BadRequest, FileError, ClientGone."""
+        """Store the part of a form as it arrives. Raises BadRequest, FileError, ClientGone, BrokerUnavailable."""
+        _check_stores(self._port)
         upload = await self._uploads.open(request.path_params["id"], tenant_in(request))
         form = FormReader(request.headers.get("content-type", ""), "data")
         limit = self._uploads.limits.part_bytes + SLACK
@@ -481,13 +498,15 @@ class UploadRoutes:
         return _json(UploadPart(id=part.id, created_at=int(part.created), upload_id=upload.id))
 
     async def complete(self, request: Request) -> Response:
-        """Make a file of the parts. Raises BadRequest, FileError."""
+        """Make a file of the parts. Raises BadRequest, FileError, BrokerUnavailable."""
+        _check_stores(self._port)
         wish = await decode_request(_completion, await read_body(request, self._settings))
         upload, file = await self._uploads.complete(request.path_params["id"], tenant_in(request), wish.part_ids, md5=wish.md5)
         return _json(UploadObject.of(upload, file))
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel an upload. Raises FileError."""
+        """Cancel an upload. Raises FileError, BrokerUnavailable."""
+        _check_stores(self._port)
         return _json(UploadObject.of(await self._uploads.cancel(request.path_params["id"], tenant_in(request))))
 
 
@@ -499,8 +518,8 @@ async def _content(pieces: AsyncIterator[bytes], form: FormReader) -> AsyncItera
 
 def _mount(site: Site) -> None:
     if (uploads := site.stores.uploads) is not None:
-        site.routes += FileRoutes(uploads.files, site.settings, site.metrics).routes()
-        site.routes += UploadRoutes(uploads, site.settings, site.metrics).routes()
+        site.routes += FileRoutes(uploads.files, site.port, site.settings, site.metrics).routes()
+        site.routes += UploadRoutes(uploads, site.port, site.settings, site.metrics).routes()
 
 
 API = HttpApi(mount=_mount, paths=_paths, types=SCHEMAS)

@@ -164,6 +164,10 @@ class JobPort(Protocol):
         """Return why this ingress is not ready, as the end of a sentence; empty if it is ready."""
 
     @property
+    def storing(self) -> bool:
+        """Return False if the broker is known to store no messages, and True while it is away for a moment."""
+
+    @property
     def models(self) -> Models: ...
     async def submit(self, job: Job, /) -> SubmittedAnswer:
         """Submit a job. Cancelling the wait withdraws it. Raises an AdmissionError."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.base.errors import HeadraceError
+from headrace.base.process import REFUSE, ending_signals
 from headrace.frontend.auth.caller import is_loopback
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.generation.endpoint import Lifecycle
@@ -35,7 +35,6 @@ SECURITY_HEADERS = (
 STARTING_S = 0.002
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 HURRIED_WORDS_S = 1.0  # the same after a second signal
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 Drain = Callable[[float], Coroutine[Any, Any, None]]
@@ -111,7 +110,7 @@ async def serve(
         )
     )
     stop, hurry = asyncio.Event(), asyncio.Event()
-    with _signals(server, stop, hurry):
+    with _signals(server, stop, hurry, frontend.lifecycle):
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener, *more]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
@@ -171,9 +170,12 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(server: uvicorn.Server, stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+def _signals(server: uvicorn.Server, stop: asyncio.Event, hurry: asyncio.Event, lifecycle: Lifecycle) -> Iterator[None]:
     """Handle signals: the first one starts the shutdown, the second one ends the grace period and soon the wait for clients."""
     loop = asyncio.get_running_loop()
+
+    def refuse() -> None:
+        lifecycle.draining = True
 
     def force() -> None:
         server.force_exit = True
@@ -184,12 +186,14 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event, hurry: asyncio.Event) 
             loop.call_later(HURRIED_WORDS_S, force)
         stop.set()
 
-    for number in SIGNALS:
+    numbers = ending_signals()
+    for number in numbers:
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(REFUSE, refuse)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in (*numbers, REFUSE):
             loop.remove_signal_handler(number)
 
 

@@ -38,7 +38,7 @@ from headrace.jetstream.errors import (
 )
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.objects import ObjectStore
-from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Outgoing, PubAck, StoredMessage, StreamState, Unacked
 from headrace.jetstream.publish import Mux
 from headrace.jetstream.pull import PullOptions, StreamPull
 from headrace.jetstream.raw_client import NUID, CoreClient, Tap
@@ -410,6 +410,10 @@ class Connection:
 
     async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
         return await self.reader.consumer_subjects(stream)
+
+    async def unacked(self, stream: str, consumer: str) -> Unacked:
+        info = await self.api.call(f"CONSUMER.INFO.{stream}.{consumer}")
+        return Unacked(info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"], info["num_ack_pending"])
 
     def bucket(self, name: str) -> KvBucket:
         return KvBucket(self, name)

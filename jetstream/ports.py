@@ -102,6 +102,15 @@ class ConsumerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Unacked:
+    """The messages of a consumer that wait for an ack: `messages` of them, behind the sequence `floor` and up to `last`."""
+
+    floor: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A key of a bucket with its value. `revision` is the stream sequence that compare-and-set refers to."""
 
@@ -425,6 +434,12 @@ class Messaging(Protocol):
 
     async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
         """Return the name of each consumer of a stream, and the subjects that it reads. Raises TopologyError."""
+
+    async def unacked(self, stream: str, consumer: str) -> Unacked:
+        """Return where the messages are that a consumer has delivered and that wait for an ack.
+
+        Raises ApiError for one that is not there, AccessDenied, RequestTimeout, NotConnected.
+        """
 
     def bucket(self, name: str) -> Bucket: ...
 

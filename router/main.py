@@ -7,7 +7,6 @@ import contextlib
 import gc
 import random
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from headrace.base.process import ending_signals
 from headrace.broker.membership.members import Members
 from headrace.broker.models.cards import ModelCard, readable_card
 from headrace.broker.part_state import PartState, Standing
@@ -322,12 +322,13 @@ def _signals(process: RouterProcess, serving: asyncio.Future[None], grace_s: flo
         else:
             draining.append(loop.create_task(process.drain(grace_s)))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = ending_signals()
+    for number in numbers:
         loop.add_signal_handler(number, leave)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
         for task in draining:
             task.cancel()

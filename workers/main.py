@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from headrace.base.process import ending_signals
 from headrace.broker.membership.members import ANY_WORKER, worker_id
 from headrace.broker.models.cards import read_card_key
 from headrace.broker.part_state import PartState
@@ -73,7 +74,7 @@ log = structlog.get_logger()
 async def follow(engine: Engine, info: EngineInfo) -> None:
     """Wait until a stop signal comes. Raises EngineDead when the engine ends before that."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = ending_signals()
     for number in signals:
         loop.add_signal_handler(number, stop.set)
     stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(engine.died())
@@ -360,7 +361,7 @@ def _quiet_gc() -> None:
 
 @contextlib.contextmanager
 def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.Task[None], grace_s: float) -> Iterator[None]:
-    """Handle signals: SIGTERM drains, SIGINT hands over at once, a second signal stops without either."""
+    """Handle signals: SIGTERM and SIGHUP drain, SIGINT hands over at once, a second signal stops without either."""
     loop = asyncio.get_running_loop()
 
     def leave(within_s: float) -> None:
@@ -369,10 +370,11 @@ def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.
         else:
             tasks.create_task(session.service.drain(within_s))
 
-    loop.add_signal_handler(signal.SIGTERM, leave, grace_s)
-    loop.add_signal_handler(signal.SIGINT, leave, 0.0)
+    numbers = ending_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, leave, 0.0 if number == signal.SIGINT else grace_s)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -16,7 +16,7 @@ from headrace.broker.dead_letters import note_failure, until_done
 from headrace.broker.durable import metrics
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.intake import JobAdmission, JobIntake, MalformedJobs, WaitingJobs
+from headrace.broker.durable.intake import JobAdmission, JobIntake, MalformedJobs, Orphans, WaitingJobs
 from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.job_run import JobRunner
 from headrace.broker.durable.names import Nonces
@@ -277,6 +277,7 @@ class Carrier:
         self._starting = 0
         self._open = False
         self._intake = JobIntake(deps, self._held, self._tasks, self._take)
+        self._orphans = Orphans(deps, self._held, self._tasks, self._intake.models, self._take)
         self._ender = JobEnder(deps)
         self._admission = JobAdmission(deps, self._held, self._ender, ResultLookup(results, self._tasks))
         self._runner = JobRunner(deps, self._ender, self._intake.pause)
@@ -380,7 +381,7 @@ class Carrier:
                 await self._runner.run(held)
         except StreamIncomplete as error:  # nothing can bring it back, and no end can follow: only the result can say so
             log.error("stream.incomplete", stored_job=held.job.id, tenant=held.job.tenant, error=str(error))
-            await self._ender.end_unreadable(held, str(error))
+            await self._ender.end_unreadable(held)
 
     def _failed(self, held: HeldJob, error: Exception) -> None:
         note_failure("job", error, stored_job=held.job.id, delivery=held.num_delivered)

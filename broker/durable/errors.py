@@ -7,6 +7,7 @@ BrokerError
     ├── JobUnknown         no job of that name is stored, and no result
     ├── JobNameReused      the name is that of a job with another body
     ├── StreamIncomplete   entries of a durable stream are missing or do not join
+    ├── EventUnknown       a reader asks for what comes after an event that the ended stream does not have
     └── CarrierLost        another carrier has taken the job, or this one has lost its lease
 """
 
@@ -45,6 +46,10 @@ class JobNameReused(DurableError):
 
 class StreamIncomplete(DurableError):
     """Entries of a durable stream are missing or do not join."""
+
+
+class EventUnknown(DurableError):
+    """A reader asks for what comes after an event that the ended stream does not have."""
 
 
 class CarrierLost(DurableError):

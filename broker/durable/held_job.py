@@ -110,9 +110,12 @@ class HeldJob:
 def has_precedence(held: HeldJob, nonce: str) -> bool:
     """Decide whether a held job goes before another copy of it, whose delivery is `nonce` and which is not running yet.
 
-    Of two that are being checked at the same time one must go on, or each would leave the job to the other.
+    Of two that are being checked at the same time one must go on, or each would leave the job to the other. Without a nonce the
+    question is whether it is held at all.
     """
-    return held.nonce != nonce and (held.phase == "running" or (held.phase == "starting" and held.nonce > nonce))
+    if not nonce or held.phase == "running":
+        return held.nonce != nonce
+    return held.phase == "starting" and held.nonce > nonce
 
 
 class HeldJobs:
@@ -122,6 +125,9 @@ class HeldJobs:
 
     def __len__(self) -> int:
         return len(self._by_seq)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._by_seq
 
     def __iter__(self) -> Iterator[HeldJob]:
         return iter(list(self._by_seq.values()))

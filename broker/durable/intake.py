@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
+from zlib import crc32
 
 import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.dead_letters import MOST_BYTES, note_failure
 from headrace.broker.durable import metrics
-from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
+from headrace.broker.durable.errors import CarrierLost, JobMalformed, StreamIncomplete
 from headrace.broker.durable.held_job import CarrierDeps, HeldJob, HeldJobs, has_precedence, known
 from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.names import LONGEST_NAME, JobRef
 from headrace.broker.durable.results import ResultLookup, without_answer
-from headrace.broker.durable.stored_job import name_of
+from headrace.broker.durable.stored_job import name_of, parse_job
 from headrace.broker.durable.stream_writer import asks_carriers, has_entries, is_carrier_poison, is_left_to, read_stream, window
 from headrace.broker.errors import WireError
 from headrace.broker.membership.members import drained_key
@@ -26,7 +28,7 @@ from headrace.broker.messages.control import Carrying, Done
 from headrace.broker.messages.durable import HEADER_BATCH, HEADER_CUSTOM_ID, HEADER_STREAM, JobStatus, Unreadable
 from headrace.broker.messages.frames import JobFault
 from headrace.jetstream.errors import JetStreamError, NoResponder, SubjectError
-from headrace.jetstream.ports import Delivery, PullLoop
+from headrace.jetstream.ports import Delivery, Messaging, PullLoop, StoredMessage
 from headrace.jetstream.subjects import slug
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import job_consumer
@@ -140,15 +142,16 @@ def job_ref(delivery: Delivery, tenant: str) -> JobRef:
 
 ENSURE_RETRY_S = 1.0
 
+OnDelivery = Callable[[str, Delivery], None]
+"""Takes a delivery of a job of a model, which is given by its slug."""
+
 
 def slug_of_pool(pool: str) -> str:
     return pool.rpartition("-")[0]
 
 
 class JobIntake:
-    def __init__(
-        self, deps: CarrierDeps, held: HeldJobs, tasks: TaskScope, on_delivery: Callable[[str, Delivery], None]
-    ) -> None:
+    def __init__(self, deps: CarrierDeps, held: HeldJobs, tasks: TaskScope, on_delivery: OnDelivery) -> None:
         self._deps = deps
         self._held = held
         self._tasks = tasks
@@ -166,6 +169,10 @@ class JobIntake:
         if self._capacity is None:
             self._capacity = self._count_slots()
         return model in self._capacity
+
+    def models(self) -> list[str]:
+        """Return the slugs of the models whose jobs are pulled."""
+        return list(self._pulls)
 
     def pause(self) -> None:
         """Take no more jobs for a moment, because the queue is full or the broker refuses."""
@@ -327,15 +334,8 @@ class JobAdmission:
         gone = answer is None and await ingress.judge_gone(taker)
         return is_left_to(answer, answers, taker_gone=gone)
 
-    async def _ask(self, ingress: str, held: HeldJob) -> bool | None:
-        subject = self._deps.subjects.judge(ingress)
-        question = encode(Carrying(job=held.job.id, nonce=held.nonce))
-        timeout_s = self._deps.settings.timing.rpc_timeout_s
-        try:
-            answer = await self._deps.messaging.request(subject, question, timeout_s=timeout_s)
-            return decode(Done, answer).ok
-        except (NoResponder, JetStreamError, WireError):
-            return None
+    def _ask(self, ingress: str, held: HeldJob) -> Coroutine[Any, Any, bool | None]:
+        return is_carried(self._deps, ingress, held.job.id, held.nonce)
 
     # Poison:
 
@@ -357,3 +357,129 @@ class JobAdmission:
         log.error("job.poisoned", stored_job=held.job.id, tenant=held.job.tenant, carriers=carriers)
         await self._ender.dead_letter(held.ref, held.delivery, message)
         return await self._end(held, "poison", JobFault("poison", message))
+
+
+async def is_carried(deps: CarrierDeps, ingress: str, job: str, nonce: str = "") -> bool | None:
+    """Ask another ingress whether it carries a job; None if it does not answer. Without the nonce of a delivery: holds it."""
+    question = encode(Carrying(job=job, nonce=nonce))
+    timeout_s = deps.settings.timing.rpc_timeout_s
+    try:
+        return decode(Done, await deps.messaging.request(deps.subjects.judge(ingress), question, timeout_s=timeout_s)).ok
+    except (NoResponder, JetStreamError, WireError):
+        return None
+
+
+# Takes over the stored jobs of an ingress that is gone, before their ack wait is over.
+#
+# Nothing stored names the holder of a job that was delivered once, so the others are asked. Each carrier looks at its share of
+# what waits for an ack. A job that no carrier holds is carried as one that was delivered again; its redelivery finds it so.
+
+ORPHANS_PER_READ = 200
+ARRIVING_S = 0.1  # for deliveries that are on their way to the others while it is read what waits for an ack
+
+
+class Orphans:
+    def __init__(
+        self, deps: CarrierDeps, held: HeldJobs, tasks: TaskScope, models: Callable[[], Iterable[str]], take: OnDelivery
+    ) -> None:
+        """`models`: those whose jobs are pulled here."""
+        self._deps = deps
+        self._held = held
+        self._tasks = tasks
+        self._models = models
+        self._take = take
+        self._known = frozenset[str]()
+        deps.ingress.members.on_change(self._on_change)
+
+    def _on_change(self) -> None:
+        before, self._known = self._known, frozenset(self._deps.ingress.members.ingresses())
+        for gone in before - self._known - {self._deps.ingress.id}:
+            if self._tasks.is_open:
+                self._tasks.spawn_guarded(self.adopt(gone), lambda error: note_failure("orphan", error))
+
+    async def adopt(self, gone: str) -> None:
+        """Take over this carrier's share of the jobs that no carrier holds, once `gone` is known to be dead."""
+        ingress = self._deps.ingress
+        if not ingress.lease_held or not await ingress.judge_gone(gone):
+            return
+        try:
+            adopted = sum([await self._adopt_of(model) for model in self._models()])
+        except JetStreamError as error:  # their ack wait does it
+            log.info("jobs.not_adopted", gone=gone, error=str(error))
+            return
+        if adopted:
+            metrics.ADOPTED.inc(adopted)
+            log.warning("jobs.adopted", gone=gone, jobs=adopted)
+
+    async def _adopt_of(self, model: str) -> int:
+        spec, messaging = job_consumer(self._deps.subjects, model), self._deps.messaging
+        out = await messaging.unacked(spec.stream, spec.name)
+        if not out.messages:
+            return 0
+        await asyncio.sleep(ARRIVING_S)
+        adopted, seq = 0, out.floor
+        while seq < out.last:
+            page = await messaging.subject_messages(
+                spec.stream, spec.filter_subjects[0], limit=ORPHANS_PER_READ, start_seq=seq + 1
+            )
+            found = [message for message in page if message.seq <= out.last]
+            for message, orphan in zip(found, await asyncio.gather(*map(self._is_orphan, found)), strict=True):
+                if orphan and message.seq not in self._held:
+                    self._take(model, AdoptedJob(message, self._deps.messaging, spec.stream, self._tasks))
+                    adopted += 1
+            if len(found) < ORPHANS_PER_READ:
+                break
+            seq = found[-1].seq
+        return adopted
+
+    async def _is_orphan(self, message: StoredMessage) -> bool:
+        """Return whether a job is of this carrier's share and held by none. One that cannot be read stays where it is."""
+        ingress = self._deps.ingress
+        others = [other for other in ingress.members.ingresses() if other != ingress.id]
+        if message.seq in self._held or any(_share(other, message.seq) < _share(ingress.id, message.seq) for other in others):
+            return False
+        try:
+            tenant = self._deps.subjects.parse_job(message.subject).tenant
+            headers = message.headers or {}
+            job = parse_job(message.data, headers, tenant=tenant, seq=message.seq, stored=message.at)
+        except (JobMalformed, SubjectError):
+            return False
+        answers = await asyncio.gather(*[is_carried(self._deps, other, job.id) for other in others])
+        return all(answer is False for answer in answers)
+
+
+def _share(ingress: str, seq: int) -> int:
+    return crc32(f"{ingress}.{seq}".encode())
+
+
+class AdoptedJob:
+    """A stored job that this carrier has taken without a delivery; a `Delivery` in all other respects.
+
+    Its ack removes it. It cannot be extended: it is delivered again, and then held by that delivery.
+    """
+
+    num_delivered = 2  # at least: it has been with another carrier
+    pending = 0
+
+    def __init__(self, message: StoredMessage, messaging: Messaging, stream: str, tasks: TaskScope) -> None:
+        self.subject, self.stream_seq, self.data = message.subject, message.seq, message.data
+        self.headers, self.stored = message.headers or {}, message.at
+        self._messaging = messaging
+        self._stream = stream
+        self._tasks = tasks
+
+    def ack(self) -> None:
+        self._tasks.spawn_guarded(self._remove(), lambda error: note_failure("orphan", error, seq=self.stream_seq))
+
+    async def _remove(self) -> None:
+        with contextlib.suppress(JetStreamError):  # its redelivery finds the result
+            await self._messaging.delete_message(self._stream, self.stream_seq)
+
+    def nak(self, delay_s: float = 0.0) -> None:
+        """Do nothing: it comes to another carrier when its ack wait is over."""
+
+    def progress(self) -> None:
+        """Do nothing: see above."""
+
+    def term(self, reason: str = "") -> None:
+        self.ack()

@@ -133,9 +133,9 @@ class JobEnder:
         self.settle(held, await results.commit(held.job.tenant, held.job.token, result))
         return True
 
-    async def end_unreadable(self, held: HeldJob, message: str) -> None:
+    async def end_unreadable(self, held: HeldJob) -> None:
         """End a job whose stream cannot be read any more: no end can follow there, so only its result says so."""
-        fault = JobFault("stream_incomplete", message)
+        fault = JobFault("stream_gone", "parts of the answer were stored and are lost, so that it cannot be finished")
         result = fault_result(held.ref, "failed", fault, self._deps.wall())
         self.settle(held, await self._deps.results.commit(held.job.tenant, held.job.token, result))
 

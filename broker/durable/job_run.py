@@ -18,7 +18,7 @@ from headrace.broker.durable.errors import CarrierLost, DurableError, JobRejecte
 from headrace.broker.durable.held_job import CarrierDeps, HeldJob, known
 from headrace.broker.durable.job_end import JobEnder
 from headrace.broker.durable.names import run_id
-from headrace.broker.durable.results import rejected
+from headrace.broker.durable.results import TEXTS, rejected
 from headrace.broker.durable.stored_job import RenderedJob
 from headrace.broker.durable.stream_writer import end_of, fault_of, read_stream
 from headrace.broker.errors import AdmissionError, JobError, RequestTooLarge
@@ -345,7 +345,7 @@ class JobRunner:
             return await self._ender.lost(held)
         if stop == "" or stop == "lost":
             return await self._ender.lost(held)
-        fault = JobFault("deadline_exceeded" if stop == "expired" else "cancelled", f"the job was {stop}")
+        fault = JobFault("deadline_exceeded" if stop == "expired" else "cancelled", TEXTS.get(stop, f"the job was {stop}"))
         events = rendered.fail(fault) if rendered is not None else []
         return await self._ender.end(held, stop, rendered=None, events=events, fault=fault)
 

@@ -6,6 +6,7 @@ from headrace.base.metrics import Counter, Gauge, Histogram
 
 CARRIED = Gauge("headrace_jobs_carried", "Stored jobs that this process carries now", ["state"])
 TAKEN = Counter("headrace_jobs_taken_total", "Deliveries of stored jobs that this process began to carry")
+ADOPTED = Counter("headrace_jobs_adopted_total", "Stored jobs taken over at once from a frontend that is gone")
 ENDED = Counter("headrace_jobs_ended_total", "Stored jobs whose result this process saw, by status", ["status"])
 LEFT = Counter("headrace_jobs_left_total", "Deliveries given up without an end, by reason", ["reason"])
 RETRIED = Counter("headrace_jobs_retried_total", "Submissions of stored jobs that are tried again, by reason", ["reason"])

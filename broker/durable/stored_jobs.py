@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.durable.errors import JobNameReused, StreamIncomplete
+from headrace.broker.durable.errors import EventUnknown, JobNameReused, StreamIncomplete
 from headrace.broker.durable.names import JobRef, job_token
 from headrace.broker.durable.quota import QueueQuotas
 from headrace.broker.durable.results import TEXTS, OutsideEnds, ResultStore, decode_result, without_answer
@@ -43,6 +43,7 @@ class EventJoin:
     """Joins the events of entries, from event `wanted` on. Pure."""
 
     def __init__(self, wanted: int = 0) -> None:
+        self._first = wanted
         self.wanted = wanted  # the next event to hand out
         self._known = 0  # events in the entries so far
         self._written: dict[str, int] = {}  # entries of each delivery
@@ -51,7 +52,8 @@ class EventJoin:
     def take(self, seq: int, entry: StreamEntry) -> Stretch | None:
         """Take the next entry; one that was taken before is passed over. Returns what is new in it.
 
-        Raises StreamIncomplete if entries or events before it are missing.
+        Raises StreamIncomplete if entries or events before it are missing, EventUnknown if the stream ends before event
+        `wanted - 1`.
         """
         if seq <= self._seq:
             return None
@@ -67,6 +69,8 @@ class EventJoin:
         self._known += len(entry.events)
         self.wanted = max(self.wanted, self._known)
         end = entry if entry.kind == "end" else None
+        if end is not None and self._first > self._known:
+            raise EventUnknown(f"there is no event {self._first - 1}: the stream has ended with {self._known} events")
         return Stretch(first, fresh, end) if fresh or end is not None else None
 
 
@@ -82,7 +86,10 @@ class EventFollow:
         self._follow: Follow | None = None
 
     async def next(self) -> Stretch:
-        """Wait for more events, or the end. May be cancelled and called again. Raises StreamIncomplete, JetStreamError."""
+        """Wait for more events, or the end. May be cancelled and called again.
+
+        Raises StreamIncomplete, EventUnknown, JetStreamError.
+        """
         while not self._read:
             if self._follow is None:
                 self._follow = await follow_all(self._messaging, self._stream, self._subject)

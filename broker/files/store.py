@@ -32,7 +32,7 @@ from headrace.broker.files.records import (
     room_for,
     usage_of,
 )
-from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RevisionConflict, SubjectError
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RevisionConflict, SubjectError
 from headrace.jetstream.ports import Bucket, Messaging, ObjectBucket, ObjectWriter
 from headrace.jetstream.subjects import Subjects, check_token
 
@@ -49,6 +49,8 @@ LONGEST_WRITE_S = 3600.0
 RESERVED_S = LONGEST_WRITE_S + 300.0
 FORGET_DELETED_S = 60.0
 MAX_LISTED = 10_000
+LONGEST_OUTAGE_S = 30.0  # of the server, in the middle of a read
+READ_AGAIN_S = 0.5
 
 _record = msgspec.json.Decoder(FileRecord)
 _upload = msgspec.json.Decoder(UploadRecord)
@@ -116,13 +118,27 @@ class FileStore:
         return record
 
     async def read(self, record: FileRecord, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Read a file, or a range of its bytes, piece by piece. Raises FileUnknown, or a JetStreamError."""
-        try:
-            async for chunk in self._objects.chunks(record.object_name, offset=offset, length=length):
-                READ_BYTES.inc(len(chunk))
-                yield chunk
-        except ObjectNotFound:  # it has expired or was deleted just now
-            raise FileUnknown(record.id) from None
+        """Read a file, or a range of its bytes, piece by piece. A read that has begun waits for a server that is away.
+
+        Raises FileUnknown, or a JetStreamError.
+        """
+        at, left, until_s = offset, length, 0.0
+        while True:
+            try:
+                async for chunk in self._objects.chunks(record.object_name, offset=at, length=left):
+                    at, left, until_s = at + len(chunk), None if left is None else left - len(chunk), 0.0
+                    READ_BYTES.inc(len(chunk))
+                    yield chunk
+                return
+            except ObjectNotFound:  # it has expired or was deleted just now
+                raise FileUnknown(record.id) from None
+            except JetStreamError as error:
+                now_s = time.monotonic()
+                until_s = until_s or now_s + LONGEST_OUTAGE_S
+                if isinstance(error, ObjectCorrupt) or at == offset or now_s > until_s:
+                    raise
+                log.info("file.read_again", file=record.id, offset=at, error=str(error))
+                await asyncio.sleep(READ_AGAIN_S)
 
     async def delete(self, file_id: str, tenant: str) -> None:
         record = await self.get(file_id, tenant)

@@ -188,13 +188,18 @@ class Ingress:
             return f"cannot use the broker: {self._health.trouble}"
         return "" if self._lease.held else "does not hold its lease at the broker"
 
+    @property
+    def storing(self) -> bool:
+        """True unless the broker is known to store no messages; also while it is away for a moment."""
+        return self._health is None or not self._health.trouble
+
     def _away(self) -> bool:
         """Return whether the broker cannot be used now but may be in a moment: it is neither known as unusable nor full."""
         if self._draining:
             return False
         if not self._messaging.connected:
             return True
-        return not self._lease.held and not (self._health is not None and self._health.trouble)
+        return not self._lease.held and self.storing
 
     @property
     def connected(self) -> bool:

@@ -207,7 +207,7 @@ class Carrying(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field=
     """A question of a carrier to another one: does it carry this stored job? Answered with Done: `ok` if it does."""
 
     job: str  # the id inside Headrace, without the mark of a run
-    nonce: str = ""  # the asker's delivery: of two carriers that check the job at once, the one with the higher nonce has it
+    nonce: str = ""  # the asker's delivery: of two that check the job at once, the one with the higher nonce has it; or of none
 
 
 IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob | Carrying | TellStories

@@ -38,7 +38,14 @@ def make_private_folder(folder: Path) -> None:
         log.info("folder.made_private", folder=str(folder), mode=f"{mode:04o}")
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a process to end, SIGHUP among them unless nohup has it ignored."""
+    hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGTERM, signal.SIGINT, *hangup)
+
+
+REFUSE = signal.SIGUSR1
+"""Has a frontend refuse new requests and go on with the others, before it is asked to end."""
 
 
 @contextlib.contextmanager
@@ -57,8 +64,7 @@ def stop_signals(ask: Callable[[], None], insist: Callable[[], None]) -> Iterato
             asked = True
             ask()
 
-    # nohup ignores SIGHUP for us: that stays so.
-    numbers = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    numbers = ending_signals()
     for number in numbers:
         loop.add_signal_handler(number, on_signal)
     try:

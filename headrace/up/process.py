@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from headrace.base.process import REFUSE
 from headrace.workers.process_guard import set_parent_death_signal
 
 # Reads the output of a part of `headrace up`: the lines of one read together, without a task that each of them wakes.
@@ -196,6 +197,11 @@ class Child:
                     return
         self.kill()
         await self._process.wait()
+
+    def refuse_requests(self) -> None:
+        """Have a frontend answer new requests with 503, while it goes on with the others."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(REFUSE)
 
     def kill(self) -> None:
         kill_group(self.pid)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 import structlog
 
 from headrace.base.errors import EXIT_OK, CommandError, PartFailed, StartFailed
-from headrace.base.process import stop_signals
+from headrace.base.process import REFUSE, stop_signals
 from headrace.config.build_settings import bundled_model_dir, needs_bundled_model
 from headrace.config.settings import Settings
 from headrace.up.nats_part import NatsPart
@@ -202,6 +203,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run until a stop signal (returns 0) or a failure that a restart cannot cure (raises CommandError)."""
+        signal.signal(REFUSE, signal.SIG_IGN)  # inherited: it would kill a frontend that is still starting
         with self._run_file, stop_signals(self._stopping.set, self._insist):
             try:
                 self._port = choose_port(self._host, self._settings["frontend.port"])
@@ -347,6 +349,9 @@ class Supervisor:
 
     async def _stop_in_order(self) -> None:
         worker_grace_s = self._settings["up.grace_s"] + _KILL_AFTER_GRACE_S
+        for frontend in self._parts.frontends:
+            if frontend.child is not None:
+                frontend.child.refuse_requests()
         async with asyncio.TaskGroup() as group:
             for part in (*self._parts.workers, *self._parts.installed):
                 group.create_task(self._stop_part(part, grace_s=worker_grace_s))

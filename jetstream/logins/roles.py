@@ -328,6 +328,7 @@ def _ingress(book: RuleBook, login: Login) -> None:
     book.scan("JOB", "RSP", "RESULT", "QUOTA")
     book.remove("JOB")
     book.consume("JOB", "*", f"{book.p}.job.*.*")
+    book.api(f"CONSUMER.INFO.{book.s.stream('JOB')}.*")
     book.follow("RSP", f"{book.p}.rsp.*.*")
     book.follow("RESULT", f"{book.p}.result.*.*")
 

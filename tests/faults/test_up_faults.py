@@ -56,12 +56,15 @@ async def test_up_is_stopped_under_load_and_every_answer_is_finished(tmp_path: P
         stopped = asyncio.create_task(asyncio.to_thread(scene.up.process.wait, 60))
         late = []
         while not stopped.done():
-            late.append(await scene.ask(scene.question(5, stream=False)))
+            late.append(scene.begin(scene.question(5, stream=False)))
             await asyncio.sleep(0.2)
         assert await stopped == 0
         await scene.answered(*opened, *whole)
         for asked in late:
+            assert asked.task is not None
+            await asked.task
             assert asked.outcome in (Outcome.ANSWERED, Outcome.REFUSED, Outcome.UNREACHED), (asked.outcome, asked.detail)
+        assert any("draining" in asked.detail for asked in late), [asked.detail for asked in late]
         assert alive(pids) == []
 
 

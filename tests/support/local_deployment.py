@@ -83,7 +83,7 @@ async def serving(
     stops: list[asyncio.Event] = []
 
     @contextlib.contextmanager
-    def no_signals(server: object, stop: asyncio.Event) -> Iterator[None]:
+    def no_signals(server: object, stop: asyncio.Event, *others: object) -> Iterator[None]:
         stops.append(stop)  # signals of this process go to the workers, which came later
         yield
 

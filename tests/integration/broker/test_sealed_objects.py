@@ -42,7 +42,7 @@ async def test_a_large_prompt_is_read_by_who_has_its_request_only(guarded: Guard
         async with await guarded.as_(OTHER) as other:
             theirs = other.objects(S.bucket("spill"))
             stored = await theirs.get(spill.object)
-            assert b"PIN" not in stored
+            assert b"secret PIN" not in stored
             await theirs.put(spill.object, stored[:-1] + bytes([stored[-1] ^ 1]), ttl_s=60.0)
         with pytest.raises(BrokerError, match="damaged"):
             await fetch_payload(worker, S, envelope(spill), wanted=lambda: True)
@@ -53,7 +53,7 @@ async def test_a_large_result_of_a_worker_is_read_by_its_ingress_only(guarded: G
         spill = await ResultObjects(worker, S, sealed=True).put("r-0", PROMPT)
         assert await ResultObjects(ingress, S).get(spill) == PROMPT
         async with await guarded.as_(OTHER) as other:
-            assert b"PIN" not in await other.objects(S.bucket("spill")).get(spill.object)
+            assert b"secret PIN" not in await other.objects(S.bucket("spill")).get(spill.object)
 
 
 async def test_a_worker_neither_reads_nor_writes_the_large_results_of_jobs(guarded: Guarded) -> None:

@@ -87,6 +87,8 @@ async def test_a_client_that_is_cut_off_goes_on_at_another_frontend_token_for_to
         assert said(whole) == await undisturbed(first)
         async with client.stream("GET", f"{second}/v1/streams/{job}") as response:
             assert await events(response) == whole
+        never = await client.get(f"{second}/v1/streams/{job}", headers={"Last-Event-ID": f"{job}.{len(whole)}"})
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "Last-Event-ID")
         missing = await client.get(f"{second}/v1/streams/{job}", headers={"x-headrace-tenant": "another"})
         assert missing.status_code == 404
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from headrace.base.process import REFUSE
 from headrace.broker.messages.frames import Row
 from headrace.frontend.app import Frontend
 from headrace.frontend.errors import AddressUnavailable
@@ -111,11 +112,12 @@ async def test_a_reader_that_stops_reading_stops_the_taking_of_rows() -> None:
         await until_cancelled(answer)
 
 
-async def test_after_sigterm_running_answers_finish_and_the_port_is_closed() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_after_a_signal_running_answers_finish_and_the_port_is_closed(number: signal.Signals) -> None:
     async with running(FakeIngress(lambda job: [[row("a")]])) as server:
         reader, writer = await server.ask(chat(stream=True))
         await reader.readuntil(b'"content":"a"')
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         async with asyncio.timeout(5):
             while True:
                 try:
@@ -132,6 +134,23 @@ async def test_after_sigterm_running_answers_finish_and_the_port_is_closed() -> 
         assert b"[DONE]" in rest
         await asyncio.wait_for(server.task, 5)
         assert server.drained == [5.0]
+        writer.close()
+
+
+async def test_one_that_is_to_refuse_requests_goes_on_with_the_others() -> None:
+    async with running(FakeIngress(lambda job: [[row("a")]])) as server:
+        reader, writer = await server.ask(chat(stream=True))
+        await reader.readuntil(b'"content":"a"')
+        os.kill(os.getpid(), REFUSE)
+        await asyncio.sleep(0.05)
+        refused, other = await server.ask(chat())
+        head = await asyncio.wait_for(refused.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in head
+        other.close()
+        assert not server.drained
+        server.ingress.answers[0].push([row("b", fin=end())])
+        assert b"[DONE]" in await reader.readuntil(b"[DONE]")
         writer.close()
 
 

@@ -166,6 +166,9 @@ def test_a_drained_worker_is_not_started_again(start: Callable[..., RunningUp]) 
     unknown = subprocess.run([*drain, "nobody"], env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert unknown.returncode == 1
     assert "worker-1-" in unknown.stderr
+    (left,) = up.events("part.left")
+    os.kill(up.state()["workers"][0]["pid"], signal.SIGHUP)  # as SIGTERM
+    up.until("worker-1 has left", lambda: [e["reason"] for e in up.events("part.left") if e != left] == ["drained"])
 
 
 @pytest.mark.deployment

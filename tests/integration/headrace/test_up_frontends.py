@@ -46,12 +46,16 @@ def answers_itself(part: dict[str, Any]) -> bool:
         connection.close()
 
 
-def chats(part: dict[str, Any]) -> int:
-    """How many chats this frontend has answered, by its own metrics."""
+def counted(part: dict[str, Any], metric: str) -> int:
+    """The sum of the series of this frontend that begin so."""
     with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
-    counts = [line for line in lines if line.startswith('headrace_frontend_requests_total{route="/v1/chat/completions"')]
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in counts))
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(metric)))
+
+
+def chats(part: dict[str, Any]) -> int:
+    """How many chats this frontend has answered, by its own metrics."""
+    return counted(part, 'headrace_frontend_requests_total{route="/v1/chat/completions"')
 
 
 def test_several_frontends_share_one_port_and_each_has_one_of_its_own(start: Callable[..., RunningUp]) -> None:
@@ -83,6 +87,28 @@ def test_one_that_is_killed_leaves_the_others_serving_and_comes_back(start: Call
     up.until("it answers again", lambda: up.state()["frontends"][0]["pid"] != first["pid"] and answers_itself(first))
     assert up.chat()
     assert up.state()["frontends"][1]["pid"] == second["pid"]
+
+
+def background(part: dict[str, Any], path: str = "", body: Any = None) -> dict[str, Any]:
+    """Start a background response at this frontend, or read one."""
+    url = f"http://127.0.0.1:{part['metrics_port']}/v1/responses{path}"
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"}), timeout=20) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def test_the_stored_jobs_of_one_that_is_killed_are_taken_over_before_their_redelivery(start: Callable[..., RunningUp]) -> None:
+    up = start("--frontends", "2", "--engine-arg", 'timing_overrides={"decode_base_s": 0.05}')
+    up.until_ready()
+    first, second = up.state()["frontends"]
+    body = {"model": "sim", "input": "Once", "max_output_tokens": 200, "background": True}  # 10 s
+    asked = [background(second, body=body)["id"] for _ in range(12)]  # both carry some
+    up.until("the first carries some", lambda: counted(first, 'headrace_jobs_carried{state="running"') > 0)
+    os.kill(first["pid"], signal.SIGKILL)
+    up.until("all are answered", lambda: all(background(second, f"/{one}")["status"] == "incomplete" for one in asked))
+    (adopted,) = up.events("jobs.adopted")
+    assert 0 < adopted["jobs"] < 12
 
 
 def test_one_that_is_asked_to_end_finishes_its_answers_first(start: Callable[..., RunningUp]) -> None:

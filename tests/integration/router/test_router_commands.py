@@ -108,7 +108,7 @@ def test_wrong_settings_of_a_router_end_it_with_78_and_a_name(up: RunningUp) -> 
 
 
 def test_a_stopped_router_drains_and_nobody_misses_it(up: RunningUp) -> None:
-    os.kill(up.state()["routers"][0]["pid"], signal.SIGTERM)
+    os.kill(up.state()["routers"][0]["pid"], signal.SIGHUP)
     up.until("it has left", lambda: [event["reason"] for event in up.events("part.left")] == ["drained"])
     _, headers = ask(up, X_Headrace_Explain="1")
     told = json.loads(headers["x-headrace-decision"])

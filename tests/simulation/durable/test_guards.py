@@ -17,17 +17,17 @@ WHERE = {
     "the_end_is_in_the_stream_before_the_result": ("expire", 96),
     "entries_name_the_last_one": ("late_cancel", 13),
     "an_entry_of_another_writer_is_a_loss": ("late_cancel", 12),
-    "a_stream_is_folded_before_its_job_is_submitted": ("streams", 9),
+    "a_stream_is_folded_before_its_job_is_submitted": ("two_routers", 0),
     "the_end_of_a_stream_is_read_before_anything_else": ("cancel", 11),
-    "what_resumes_is_claimed": ("streams", 9),
+    "what_resumes_is_claimed": ("two_routers", 0),
     "a_canceller_is_told_the_end_that_stands": ("late_cancel", 51),
     "a_stream_is_cancelled_in_the_stream": ("cancel", 6),
     "a_malformed_job_has_an_end": ("malformed", 0),
     "jobs_without_a_carrier_are_swept": ("no_workers", 0),
     "carriers_that_died_of_a_job_are_counted": ("carrier_poison", 0),
     "a_carrier_that_goes_on_says_so": ("carriers_die", 82),
-    "deliveries_are_no_evidence": ("carrier_poison", 2),
-    "a_crash_is_stored_before_the_next_worker_goes_on": ("poison_and_deaths", 156),
+    "deliveries_are_no_evidence": ("routed", 0),
+    "a_crash_is_stored_before_the_next_worker_goes_on": ("poison_and_deaths", 182),
 }
 
 

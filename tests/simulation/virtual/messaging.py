@@ -16,7 +16,7 @@ from headrace.jetstream.errors import (
     PublishUnknown,
     RequestTimeout,
 )
-from headrace.jetstream.ports import ConsumerSpec, Message, Outgoing, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import ConsumerSpec, Message, Outgoing, PubAck, StoredMessage, StreamState, Unacked
 from tests.simulation.virtual.bucket_client import SimBucket, whole
 from tests.simulation.virtual.follow import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
@@ -217,6 +217,9 @@ class SimMessaging:
     async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
         consumers = await self.ask(stream, "consumers", lambda: dict(self.server.stream(stream).consumers))
         return {name: consumer.spec.filter_subjects for name, consumer in consumers.items()}
+
+    async def unacked(self, stream: str, consumer: str) -> Unacked:
+        return await self.ask(stream, f"consumer {consumer}", lambda: self.server.stream(stream).unacked(consumer))
 
     def bucket(self, name: str) -> SimBucket:
         return SimBucket(self, name)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.jetstream.errors import QueueFull, RevisionConflict, TopologyError
-from headrace.jetstream.ports import ConsumerSpec, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import ConsumerSpec, PubAck, StoredMessage, StreamState, Unacked
 from headrace.jetstream.specs import StreamSpec
 from tests.simulation.virtual.consumers import SimConsumer
 from tests.simulation.virtual.loop import EPOCH_S
@@ -130,6 +130,12 @@ class SimStream:
                     raise TopologyError(f"consumer {spec.name}: {other.spec.name} reads some of its subjects already")
         self.consumers[spec.name] = SimConsumer(self, spec)
         self.consumers[spec.name].recover()
+
+    def unacked(self, name: str) -> Unacked:
+        if (consumer := self.consumers.get(name)) is None:
+            raise TopologyError(f"there is no consumer {name}")
+        floor = min(consumer.pending, default=consumer.last_delivered + 1) - 1
+        return Unacked(floor, consumer.last_delivered, len(consumer.pending))
 
     def delete_consumer(self, name: str) -> None:
         consumer = self.consumers.pop(name, None)

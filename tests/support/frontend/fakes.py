@@ -164,7 +164,7 @@ class FakeIngress:
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or say("Hello", " world")
         self.models = FakeModels()
-        self.ready = True
+        self.ready = self.storing = True
         self.refusal: Exception | None = None
         self.jobs: list[Job] = []
         self.answers: list[FakeAnswer] = []

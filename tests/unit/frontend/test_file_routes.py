@@ -17,7 +17,8 @@ ANCHOR = ("expires_after[anchor]", "created_at")
 class Bed:
     def __init__(self, **settings: Any) -> None:
         self.messaging = MemoryMessaging()
-        self.made = frontend(FakeIngress(), self.messaging, **settings)
+        self.ingress = FakeIngress()
+        self.made = frontend(self.ingress, self.messaging, **settings)
         self.app = self.made.app
 
     @property
@@ -76,6 +77,26 @@ async def test_a_file_is_stored_described_listed_read_and_deleted(order: str) ->
     gone = await bed.call("DELETE", f"/v1/files/{file['id']}")
     assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
     assert bed.names == bed.keys == []
+
+
+async def test_while_nothing_is_stored_writes_are_refused_before_the_body_is_read_and_reads_go_on() -> None:
+    bed = Bed()
+    file = (await bed.upload(("purpose", "batch"))).json()
+    opened = {"bytes": 1, "filename": "f", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = (await Call(bed.app, "/v1/uploads", opened, headers={"x-headrace-tenant": "t"}).run()).json()
+    bed.ingress.ready = bed.ingress.storing = False
+    refused = [
+        await bed.upload(("purpose", "batch")),
+        await bed.call("DELETE", f"/v1/files/{file['id']}"),
+        await Call(bed.app, "/v1/uploads", opened, headers={"x-headrace-tenant": "t"}).run(),
+        *[await bed.call("POST", f"/v1/uploads/{upload['id']}/{what}") for what in ("parts", "complete", "cancel")],
+    ]
+    for call in refused:
+        assert (call.status, call.error["code"], call.headers["retry-after"]) == (503, "broker_unavailable", "1"), call.scope[
+            "path"
+        ]
+        assert "has no connection to the broker" in call.error["message"]
+    assert (await bed.call("GET", f"/v1/files/{file['id']}/content")).body == b"content"
 
 
 async def test_an_expiry_is_taken_from_the_form() -> None:

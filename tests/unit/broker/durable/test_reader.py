@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.codec import encode
-from headrace.broker.durable.errors import StreamIncomplete
+from headrace.broker.durable.errors import EventUnknown, StreamIncomplete
 from headrace.broker.durable.stored_jobs import EventJoin, JobReader, Stretch
 from headrace.broker.messages.durable import JobResult, StreamEntry
 from headrace.jetstream.errors import StreamTrimmed
@@ -34,8 +34,11 @@ def entries_of(sizes: Sequence[int], *, takes: Sequence[int] = ()) -> list[Strea
     return found
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sets(st.integers(0, 11)), st.integers(0, 60))
-def test_from_any_event_on_every_later_one_comes_once_and_in_order(sizes: list[int], takes: set[int], wanted: int) -> None:
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sets(st.integers(0, 11)), st.data())
+def test_from_any_event_on_every_later_one_comes_once_and_in_order(
+    sizes: list[int], takes: set[int], data: st.DataObject
+) -> None:
+    wanted = data.draw(st.integers(0, sum(sizes)))
     join = EventJoin(wanted)
     seen: list[bytes] = []
     ended = 0
@@ -56,6 +59,16 @@ def test_an_entry_that_is_missing_is_an_error_and_no_hole(sizes: list[int], data
     del entries[data.draw(st.integers(0, len(entries) - 2))]
     with pytest.raises(StreamIncomplete):
         taken(entries)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 60))
+def test_an_event_behind_the_end_is_an_error_and_not_an_empty_rest(sizes: list[int], beyond: int) -> None:
+    join = EventJoin(sum(sizes) + beyond)
+    *others, end = entries_of(sizes)
+    for seq, entry in enumerate(others, 1):
+        assert join.take(seq, entry) is None
+    with pytest.raises(EventUnknown, match=f"no event {sum(sizes) + beyond - 1}.* with {sum(sizes)} events"):
+        join.take(99, end)
 
 
 def test_events_that_do_not_join_are_an_error() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from headrace.broker.files import store
 from headrace.broker.files.errors import FileInvalid, FileNotStored, FileQuotaExceeded, FileTooLarge, FileUnknown
 from headrace.broker.files.records import DAY_S, FileLimits, is_file_id
 from headrace.broker.files.store import LONGEST_WRITE_S, RESERVED_S, FileDraft
-from headrace.jetstream.errors import DiskFull
+from headrace.jetstream.errors import DiskFull, NotConnected
 from tests.unit.broker.files.bed import Bed, pieces
 
 
@@ -28,6 +31,34 @@ async def test_a_file_is_read_as_it_was_written_and_in_ranges() -> None:
     with pytest.raises(FileUnknown):
         await bed.content(record)
     assert bed.objects.names == bed.records.keys == []
+
+
+async def test_a_read_that_has_begun_goes_on_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "READ_AGAIN_S", 0.0)
+    bed = Bed()
+    record = await bed.add(b"0123456789abcdef")
+    chunks, left = bed.objects.chunks, [3, 0, 0, 4]  # bytes before each outage
+
+    async def broken(name: str, **span: Any) -> AsyncIterator[bytes]:
+        async for chunk in chunks(name, **span):
+            if not left:
+                yield chunk
+                continue
+            if most := left.pop(0):
+                yield chunk[:most]
+            raise NotConnected("away")
+
+    monkeypatch.setattr(bed.objects, "chunks", broken)
+    assert await bed.content(record, offset=2) == b"23456789abcdef"
+    left += [4, 0]
+    assert await bed.content(record, offset=2, length=9) == b"23456789a"
+    left += [0]
+    with pytest.raises(NotConnected):  # nothing was read: its caller has its own way
+        await bed.content(record)
+    monkeypatch.setattr(store, "LONGEST_OUTAGE_S", -1.0)
+    left += [4]
+    with pytest.raises(NotConnected):
+        await bed.content(record)
 
 
 async def test_files_of_another_tenant_do_not_exist() -> None:

@@ -57,7 +57,8 @@ def test_of_two_copies_that_are_checked_at_once_exactly_one_goes_on() -> None:
     assert has_precedence(one, two.nonce)
     assert not has_precedence(one, one.nonce)
     one.phase = "waiting"
-    assert not has_precedence(one, "")
+    assert not has_precedence(one, two.nonce)
+    assert has_precedence(one, ""), "who asks without a delivery asks whether it is held at all"
 
 
 def test_a_job_is_halted_once() -> None:
