@@ -176,6 +176,7 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event, hurry: asyncio.Event, 
 
     def refuse() -> None:
         lifecycle.draining = True
+        log.info("frontend.refusing")
 
     def force() -> None:
         server.force_exit = True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal
+from typing import Literal
 from zlib import crc32
 
 import structlog
@@ -325,17 +326,15 @@ class JobAdmission:
         ingress = self._deps.ingress
         if any(has_precedence(other, held.nonce) for other in self._held.of(held.job.id)):
             return True
+        ask = partial(is_carried, self._deps, job=held.job.id, nonce=held.nonce)
         taker = held.stored.takes[-1].carrier if held.stored.takes else ingress.id
         others = [other for other in ingress.members.ingresses() if other not in (ingress.id, taker)]
-        asked = [self._ask(other, held) for other in others]
+        asked = [ask(other) for other in others]
         if taker == ingress.id:
             return is_left_to(False, await asyncio.gather(*asked), taker_gone=False)
-        answer, *answers = await asyncio.gather(self._ask(taker, held), *asked)
+        answer, *answers = await asyncio.gather(ask(taker), *asked)
         gone = answer is None and await ingress.judge_gone(taker)
         return is_left_to(answer, answers, taker_gone=gone)
-
-    def _ask(self, ingress: str, held: HeldJob) -> Coroutine[Any, Any, bool | None]:
-        return is_carried(self._deps, ingress, held.job.id, held.nonce)
 
     # Poison:
 
@@ -394,7 +393,7 @@ class Orphans:
     def _on_change(self) -> None:
         before, self._known = self._known, frozenset(self._deps.ingress.members.ingresses())
         for gone in before - self._known - {self._deps.ingress.id}:
-            if self._tasks.is_open:
+            with contextlib.suppress(RuntimeError):  # this carrier does not run yet, or ends
                 self._tasks.spawn_guarded(self.adopt(gone), lambda error: note_failure("orphan", error))
 
     async def adopt(self, gone: str) -> None:
@@ -402,14 +401,12 @@ class Orphans:
         ingress = self._deps.ingress
         if not ingress.lease_held or not await ingress.judge_gone(gone):
             return
-        try:
-            adopted = sum([await self._adopt_of(model) for model in self._models()])
-        except JetStreamError as error:  # their ack wait does it
-            log.info("jobs.not_adopted", gone=gone, error=str(error))
-            return
-        if adopted:
-            metrics.ADOPTED.inc(adopted)
-            log.warning("jobs.adopted", gone=gone, jobs=adopted)
+        for model in self._models():
+            try:
+                if adopted := await self._adopt_of(model):
+                    log.warning("jobs.adopted", gone=gone, model=model, jobs=adopted)
+            except JetStreamError as error:  # their ack wait does it
+                log.info("jobs.not_adopted", gone=gone, model=model, error=str(error))
 
     async def _adopt_of(self, model: str) -> int:
         spec, messaging = job_consumer(self._deps.subjects, model), self._deps.messaging
@@ -426,6 +423,7 @@ class Orphans:
             for message, orphan in zip(found, await asyncio.gather(*map(self._is_orphan, found)), strict=True):
                 if orphan and message.seq not in self._held:
                     self._take(model, AdoptedJob(message, self._deps.messaging, spec.stream, self._tasks))
+                    metrics.ADOPTED.inc()
                     adopted += 1
             if len(found) < ORPHANS_PER_READ:
                 break

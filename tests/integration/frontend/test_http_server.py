@@ -142,7 +142,9 @@ async def test_one_that_is_to_refuse_requests_goes_on_with_the_others() -> None:
         reader, writer = await server.ask(chat(stream=True))
         await reader.readuntil(b'"content":"a"')
         os.kill(os.getpid(), REFUSE)
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while not server.built.lifecycle.draining:
+                await asyncio.sleep(0.002)
         refused, other = await server.ask(chat())
         head = await asyncio.wait_for(refused.readuntil(b"\r\n\r\n"), 5)
         assert head.startswith(b"HTTP/1.1 503 ")

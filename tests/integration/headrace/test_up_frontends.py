@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headrace.base.process import REFUSE
 from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.deployment
@@ -109,6 +110,14 @@ def test_the_stored_jobs_of_one_that_is_killed_are_taken_over_before_their_redel
     up.until("all are answered", lambda: all(background(second, f"/{one}")["status"] == "incomplete" for one in asked))
     (adopted,) = up.events("jobs.adopted")
     assert 0 < adopted["jobs"] < 12
+
+
+def test_one_that_is_to_refuse_requests_while_it_starts_is_not_killed(start: Callable[..., RunningUp]) -> None:
+    up = start()
+    up.until("it starts", lambda: up.state()["frontends"][0]["pid"])
+    os.kill(up.state()["frontends"][0]["pid"], REFUSE)
+    up.until_ready()
+    assert not up.events("part.crashed")
 
 
 def test_one_that_is_asked_to_end_finishes_its_answers_first(start: Callable[..., RunningUp]) -> None:

@@ -79,7 +79,7 @@ async def test_a_file_is_stored_described_listed_read_and_deleted(order: str) ->
     assert bed.names == bed.keys == []
 
 
-async def test_while_nothing_is_stored_writes_are_refused_before_the_body_is_read_and_reads_go_on() -> None:
+async def test_while_nothing_is_stored_writes_are_refused_at_once_and_reads_go_on() -> None:
     bed = Bed()
     file = (await bed.upload(("purpose", "batch"))).json()
     opened = {"bytes": 1, "filename": "f", "mime_type": "text/plain", "purpose": "user_data"}

@@ -115,9 +115,7 @@ def test_each_is_taken_by_one_and_nothing_that_is_held_or_was_never_out(
         a, b = world.living["a"].taken, world.living["b"].taken
         assert sorted(a + b) == sorted(seq for seq in jobs - holders.keys() if seq <= last)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "ARRIVING_S", 0.0)
-        asyncio.run(scene())
+    asyncio.run(scene())
 
 
 async def test_nothing_is_taken_while_one_of_the_others_does_not_answer_or_the_death_is_not_known() -> None:
