@@ -30,7 +30,7 @@ IN_FILES := --dist loadfile -n
 IN_ORDER := --no-loadscope-reorder $(IN_FILES)
 # Other files of tests/integration kill nothing: to import these, too, takes each process of a phase ten seconds.
 KILLING = $(sort $(shell grep -rl --include='*.py' 'mark\.fault' tests/integration))
-# Servers and kills on a shared machine: a test that fails is tried once more, and named in the summary.
+# Real processes, clocks and kills on a shared machine: a test that fails is tried once more, and named in the summary.
 ONCE_MORE := --reruns 1 -rR
 FAST := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
 # Percent of lines and branches that the unit tests must reach. Raise it when the figure has risen; never lower it.
@@ -65,23 +65,23 @@ test: $(if $(findstring tests/,$(ARGS)),$(ENGINES),test-unit test-system test-fa
 
 test-unit: layer-test ## unit tests, and the lines and branches that they must reach
 	@rm -rf .coverage && mkdir .coverage
-	@$(BIN)/coverage run -m pytest $(IN_FILES) 2 -m 'not engine' tests/unit $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/coverage run -m pytest $(IN_FILES) 2 $(ONCE_MORE) -m 'not engine' tests/unit $(ARGS) || [ $$? -eq 5 ]
 	@[ -n '$(ARGS)' ] || { $(BIN)/coverage combine -q && $(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR); }
 test-system: layer-test ## documented commands, simulations in virtual time, processes beside a real nats-server
-	$(PYTEST) $(IN_ORDER) 2 tests/docs tests/simulation
+	$(PYTEST) $(IN_ORDER) 2 $(ONCE_MORE) tests/docs tests/simulation
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'not engine and not fault' tests/integration
 test-faults: layer-test ## tests that kill what runs
 	$(PYTEST) $(IN_ORDER) 4 $(ONCE_MORE) -m 'fault and not engine and not long_fault' tests/faults $(KILLING)
 test-long-faults: layer-test ## tests that kill what runs, again and again (most of an hour)
 	$(PYTEST) -m long_fault tests/faults
 test-served: $(ENGINES) ## tests with a real engine, but for the longest
-	$(PYTEST) $(IN_FILES) 2 -m 'engine and not long_engine' tests/engines
+	$(PYTEST) $(IN_FILES) 2 $(ONCE_MORE) -m 'engine and not long_engine' tests/engines
 test-engines: $(ENGINES) ## all tests with a real engine
-	$(PYTEST) $(IN_FILES) 2 -m engine tests/engines
+	$(PYTEST) $(IN_FILES) 2 $(ONCE_MORE) -m engine tests/engines
 test-fast: layer-test ## the unit tests that are soon over, with a fifth of their examples, and those of the documentation (a minute)
 	$(PYTEST) $(FAST) $(if $(findstring tests/,$(ARGS)),,$(IN_FILES) 2 tests/unit tests/docs)
 test-pythons: layer-uv ## the fast unit tests on each other Python 3.11 to 3.13 that is here, without an engine (minutes)
-	@$(BIN)/python -m deploy.package.unit_tests $(BIN)/uv tests/unit $(FAST) $(ARGS)
+	@$(BIN)/python -m deploy.package.unit_tests $(BIN)/uv tests/unit $(FAST) $(ONCE_MORE) $(ARGS)
 test-clients: layer-base layer-clients ## clients and agents of other projects against the simulator (minutes, after 2 GB of them)
 	@cp tests/clients/vercel/ask.mjs $(CLIENTS)/vercel
 	@VERCEL=$(CLIENTS)/vercel PROGRAMS=$(CLIENTS)/programs $(CLIENT_TESTS) tests/clients $(ARGS)

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, QUESTIONS
+from tests.support.handovers import handed_over, must_be_handed_over
 from tests.support.listening_sockets import LOOPBACK, descendants, listening
 from tests.support.up_process import RunningUp
 
@@ -51,11 +52,6 @@ def headrace(up: RunningUp, *words: str) -> None:
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 
 
-def handed_over(up: RunningUp) -> list[str]:
-    """Who has computed a prompt for somebody, by worker name."""
-    return [event["by"].rpartition("-")[0] for event in up.events("prefill.handed_over")]
-
-
 def test_no_socket_of_any_part_or_engine_can_be_reached_from_other_machines(apart: RunningUp) -> None:
     """NATS, HTTP, probes, ZeroMQ, PyTorch's stores and groups, NIXL's and UCX's: each listening socket of each process."""
     assert listening(descendants(set(apart.pids()))) == LOOPBACK
@@ -65,7 +61,7 @@ def test_prompts_computed_elsewhere_give_the_same_tokens_and_roles_can_be_swappe
     apart: RunningUp, direct: list[list[int]], tokenizer: Any
 ) -> None:
     must_answer_like_vllm_alone(apart, direct, tokenizer)
-    assert handed_over(apart) == ["prefill-1"] * len(QUESTIONS)
+    must_be_handed_over(apart, ["prefill-1"] * len(QUESTIONS))
     headrace(apart, "worker", "role", "prefill-1", "decode")
     headrace(apart, "worker", "role", "decode-1", "prefill")
     apart.until("they have met the other way round", lambda: len(apart.events("peer.met")) >= 2, 60)
@@ -74,5 +70,5 @@ def test_prompts_computed_elsewhere_give_the_same_tokens_and_roles_can_be_swappe
     with openai.OpenAI(base_url=f"{apart.state()['url']}/v1", api_key="none", max_retries=0, timeout=120) as api:
         api.completions.create(model="small", prompt=list(range(1000, 1200)), max_tokens=4)
     must_answer_like_vllm_alone(apart, direct, tokenizer)
-    assert handed_over(apart)[before:][:1] == ["decode-1"]
+    apart.until("the other way round is logged", lambda: handed_over(apart)[before:][:1] == ["decode-1"])
     assert apart.events("prefill.failed") == []

@@ -27,7 +27,7 @@ from tests.engines.support.killed_streams import lives
 from tests.engines.support.prefix_routing import PREFIX_BLOCKS, ask
 from tests.engines.support.sglang_args import ARGS, needs_sglang
 from tests.engines.support.sglang_processes import scheduler_of
-from tests.support.handovers import failures, no_block_is_kept, once_taken, workers
+from tests.support.handovers import failures, handed_over, must_be_handed_over, no_block_is_kept, once_taken, workers
 from tests.support.listening_sockets import LOOPBACK, listening
 from tests.support.listening_sockets import descendants as all_of_them
 from tests.support.up_process import RunningUp
@@ -59,11 +59,6 @@ def apart(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct_sgla
         up.stop()
 
 
-def handed_over(up: RunningUp) -> list[str]:
-    """The names of the workers that have computed prompts for another one."""
-    return [event["by"].rpartition("-")[0] for event in up.events("prefill.handed_over")]
-
-
 def test_no_socket_of_any_part_or_engine_can_be_reached_from_other_machines(apart: RunningUp) -> None:
     """NATS, HTTP, probes, ZeroMQ, PyTorch's stores and groups, NIXL's and UCX's: each listening socket of each process."""
     assert listening(all_of_them(set(apart.pids()))) == LOOPBACK
@@ -80,7 +75,7 @@ def test_prompts_computed_elsewhere_give_the_tokens_of_one_engine_alone(
             assert answer.choices[0].message.content == tokenizer.decode(tokens)
             assert answer.usage is not None
             assert answer.usage.completion_tokens == len(tokens)
-    assert handed_over(apart) == ["prefill-1"] * len(QUESTIONS)
+    must_be_handed_over(apart, ["prefill-1"] * len(QUESTIONS))
     assert failures(apart) == []
     no_block_is_kept(apart, 2)
 
@@ -90,7 +85,7 @@ def test_the_decode_engine_keeps_what_it_was_handed_for_the_next_prompt(apart: R
     before, turns = len(handed_over(apart)), itertools.count(2)
     first = ask(apart, 0, turn=1)
     assert first.known[first.worker] == 0
-    assert len(handed_over(apart)) == before + 1
+    must_be_handed_over(apart, ["prefill-1"], after=before)
 
     def kept() -> int:
         return ask(apart, 0, turn=next(turns)).known[first.worker]
@@ -188,7 +183,7 @@ def test_a_request_whose_prompt_never_comes_ends_at_its_deadline_and_leaves_noth
     assert {m.worker for m in workers(apart).values()} == {m.worker for m in there.values()}, "none was replaced"
     handed = len(handed_over(apart))
     Stream(apart, "comes again").whole()
-    assert len(handed_over(apart)) == handed + 1
+    must_be_handed_over(apart, ["prefill-1"], after=handed)
 
 
 @pytest.fixture(scope="module")
@@ -214,13 +209,13 @@ def test_a_prefill_worker_that_is_killed_while_it_computes_costs_time_only(apart
 @pytest.mark.fault
 @pytest.mark.long_engine  # engines start again
 def test_the_stream_of_a_killed_decode_worker_goes_on_when_it_is_replaced(apart: RunningUp, undisturbed: str) -> None:
-    before = handed_over(apart)
+    before = len(handed_over(apart))
     taken = once_taken(apart, lambda: Stream(apart, "decode killed"))
     apart.until("the middle of the answer", lambda: taken.asking.pieces >= ANSWER // 3, 60)
     processes = kill(taken.decode.pid)
     assert taken.asking.whole() == undisturbed
     must_be_gone(processes)
-    assert handed_over(apart)[len(before) :] == ["prefill-1"] * 2, "prompt, and prompt with what was emitted"
+    must_be_handed_over(apart, ["prefill-1"] * 2, after=before)  # the prompt, and the prompt with the tokens emitted so far
     no_block_is_kept(apart, 2, PAGES_BACK_S)
 
 

@@ -95,3 +95,18 @@ def no_block_is_kept(up: RunningUp, names: int, timeout_s: float = 30.0) -> None
 def failures(up: RunningUp) -> list[str]:
     """The reasons of all hand-overs that failed."""
     return [event["reason"] for event in up.events("prefill.failed")]
+
+
+def handed_over(up: RunningUp) -> list[str]:
+    """The names of the workers that have computed prompts for another one, as logged so far."""
+    return [event["by"].rpartition("-")[0] for event in up.events("prefill.handed_over")]
+
+
+def must_be_handed_over(up: RunningUp, names: list[str], *, after: int = 0, timeout_s: float = 30.0) -> None:
+    """Wait for the log to name these workers, after the first `after` hand-overs.
+
+    A short answer may end before its hand-over is logged: in a rendezvous the token may be faster than the prefill worker's
+    report.
+    """
+    up.until(f"{len(names)} more hand-overs are logged", lambda: len(handed_over(up)) >= after + len(names), timeout_s)
+    assert handed_over(up)[after:] == names
