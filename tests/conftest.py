@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 import pytest_asyncio
+import pytest_timeout
 import structlog
 from httpx._transports import default as http_transports
 from hypothesis import settings as searching
@@ -131,6 +132,16 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSe
     settings = ServerSettings(max_file_store="100TB")
     with EmbeddedServer(tmp_path_factory.mktemp("nats"), settings) as server:
         yield server
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a second try its whole time: pytest-timeout sets one timer for all tries of a test."""
+    if getattr(item, "execution_count", 1) > 1:
+        settings = pytest_timeout._get_item_settings(item)
+        if settings.timeout and not settings.func_only:
+            item.ihook.pytest_timeout_cancel_timer(item=item)
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 @pytest.fixture
